@@ -105,6 +105,28 @@ def nodes_from(ends: Sequence[Any]) -> Iterator[Any]:
         pending += below
 
 
+def ends_above(ends: Sequence[Any]) -> dict[Any, int]:
+    """The nodes that a backward pass runs which starts at these nodes, each with those that lead to it: a bit for
+    each."""
+    below: list[Any] = []
+    pending, seen = [(end, False) for end in ends], set[Any]()
+    while pending:
+        node, is_done = pending.pop()
+        if is_done:
+            below.append(node)
+        elif node not in seen:
+            seen.add(node)
+            pending += [(node, True), *((n, False) for n, _ in node.next_functions if n is not None)]
+    found = dict.fromkeys(reversed(below), 0)
+    for i, end in enumerate(ends):
+        found[end] |= 1 << i
+    for node in found:
+        for other, _ in node.next_functions:
+            if other is not None:
+                found[other] |= found[node]
+    return found
+
+
 def python_node_below(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether a backward pass from these tensors runs the caller's Python: a custom ``autograd.Function`` that does
     not say it is pure."""

@@ -1695,6 +1695,66 @@ row(
     where="STATE.made = 3",
     fixed=lambda x: (Storing.apply, x * 4)[1],
 )
+
+
+def view_without_grad() -> tuple[Tensor, ...]:
+    x = torch.arange(1.0, 4, requires_grad=True)
+    with torch.no_grad():
+        return x, x[:2]
+
+
+row(
+    "requires_grad_() of a view taken under no_grad",
+    memory.SWITCHED_NO_GRAD_VIEW,
+    lambda x, v: (v.requires_grad_() * x[:2]).sum(),
+    view_without_grad,
+    fixed=lambda x, v: (v * x[:2]).sum(),
+    fixed_args=lambda: (lambda x, v: (x, v.requires_grad_()))(*view_without_grad()),
+)
+
+
+def taken_before_a_write() -> tuple[Tensor, ...]:
+    x = torch.ones(3)
+    v = x[:2]
+    return x.mul_(2), v
+
+
+row(
+    "requires_grad_() of what was written to, beside a view of it",
+    memory.GRADIENT_OF_INPUT,
+    lambda x, v: (x.requires_grad_() * 2).sum() + (v * 3).sum(),
+    taken_before_a_write,
+    says="has a view of it that may have been taken before it was written to",
+    where="x",
+    fixed=lambda x, v: (x * 2).sum() + (v * 3).sum(),
+    fixed_args=lambda: (lambda x, v: (x.requires_grad_(), v))(*taken_before_a_write()),
+)
+row(
+    "requires_grad_() on and off, and a write of what requires grad",
+    memory.GRADIENT_OF_INPUT,
+    lambda x, y: (y.requires_grad_(), y.requires_grad_(False), y.copy_(x), y * 2)[3],
+    lambda: (torch.ones(3, requires_grad=True), torch.ones(3)),
+    says="writes to it, a leaf, what requires grad",
+    where="y",
+    fixed=lambda x, y: (y.copy_(x), y * 2)[1],
+)
+
+
+def keeps_for_its_result(x: Tensor, into: list[Tensor] | None = None) -> tuple[Tensor, list[Tensor]]:
+    kept: list[Tensor] = [] if into is None else into
+    y = x * 2
+    y.register_hook(lambda g: kept.append(g))
+    return y, kept[:0]
+
+
+KEPT: list[Tensor] = []
+row(
+    "a hook that writes to an object of the function's own",
+    memory.HOOK_OF_OWN_OBJECT,
+    keeps_for_its_result,
+    leaf,
+    fixed=lambda x: keeps_for_its_result(x, KEPT),
+)
 row(
     "sizes after another sort of memory",
     memory.RESTRIDED_AND_ASKED,

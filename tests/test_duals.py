@@ -117,3 +117,29 @@ def test_values_and_tangents_are_those_of_eager_pytorch(name, tracked, tangent_t
     f = FUNCTIONS[name]
     found, wanted = (found_of(g, tracked, tangent_tracked) for g in (jit(f), f))
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("ask", [lambda x: x.requires_grad, lambda x: x.is_leaf, lambda x: x.grad_fn is None])
+@pytest.mark.parametrize("tracked", [False, True])
+def test_what_a_function_asks_of_autograd(ask, tracked):
+    def f(x):
+        return x.sin() * 2 if ask(x) else x.cos() * 3
+
+    found = []
+    for call in (f, fg.jit(f)):
+        with forward_ad.dual_level():
+            x = torch.linspace(0, 1, 3).requires_grad_(tracked)
+            found.append(forward_ad.unpack_dual(call(forward_ad.make_dual(x, torch.ones(3)))))
+    torch.testing.assert_close(tuple(found[0]), tuple(found[1]))
+
+
+def test_what_it_asks_of_what_it_computes():
+    def f(x):
+        y = x.sin()
+        return y * 2 if y.requires_grad else y * 3
+
+    with forward_ad.dual_level():
+        x = forward_ad.make_dual(torch.ones(3, requires_grad=True), torch.ones(3))
+        with pytest.raises(fg.UnsupportedTransformError, match="asks whether a tensor that it computes requires grad"):
+            fg.jit(f)(x)
+        torch.testing.assert_close(fg.jit(f)(x.detach()), f(x.detach()))

@@ -1129,6 +1129,7 @@ NOT_REFUSED_HERE = {
     "SEEDED_BY_OLD_METHOD": "what is seeded is seeded: no call that changes nothing",
     "LEGACY_VMAP_TWICE": "PyTorch has no public way to nest it",
     "FORWARD_OVER_WRITES": "test_gradcheck.py",
+    "ASKS_OF_TANGENT": "test_duals.py",
     "ONWARD_TO_OWN_GRADIENT": "test_onward.py has a table of its own",
     "ONWARD": "test_onward.py has a table of its own",
     "ONWARD_CREATE_GRAPH": "test_onward.py has a table of its own",

@@ -1075,3 +1075,30 @@ def test_training_steps_of_a_flat_parameter():
         return [*losses, flat.detach(), w.detach(), flat.grad]
 
     assert_rounded(steps(fg.jit), steps(lambda f: f))
+
+
+def switched_and_returned(x):
+    with torch.no_grad():
+        v = x[:2]
+    return v.requires_grad_()
+
+
+def switched_with_backward(x):
+    with torch.no_grad():
+        v = x[:2]
+    before = v * 3
+    v.requires_grad_()
+    (v * v).sum().backward()
+    return v.grad, before
+
+
+@pytest.mark.parametrize("f", [switched_and_returned, switched_with_backward])
+def test_a_view_taken_under_no_grad_comes_to_be_a_leaf(f):
+    found = []
+    for call in (f, fg.jit(f)):
+        x = torch.arange(1.0, 5, requires_grad=True)
+        outs = call(x)
+        outs = outs if isinstance(outs, tuple) else (outs,)
+        (outs[0] * 2 + outs[-1]).sum().backward()
+        found.append([x.grad, *((out, out.requires_grad, out.is_leaf, out.is_leaf and out.grad) for out in outs)])
+    assert str(found[0]) == str(found[1]).replace("_ApplyBackward", "MulBackward0")

@@ -76,6 +76,8 @@ class Callback:
         with without_modes(), trace.fakes:
             like = [torch.empty(look.shape, dtype=look.dtype, device=look.device) for look in self.looks]
             values = [*like, *(fakes[i].clone() for i in self.writes)]
+        if not self.is_pure:
+            trace.writes.ran_in_backward()
         if trace.graph is not None:
             given = [*fakes, *self.numbers, *(n for look in self.looks for n in look.shape)]
             values = trace.opaque(
@@ -269,3 +271,25 @@ class _Apply(torch.autograd.Function):
         whole = [t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0) for t, d in pairs]
         outs = apply(call.batched(tensors, in_dims[1:], info.batch_size), whole)
         return outs or (None,), (0,) * len(outs) or (None,)
+
+
+def hook_called(hook: Callable[[Tensor], Any], where: str | None) -> Callable[[Tensor], Tensor]:
+    """A hook of a tensor (``register_hook``) as an opaque call, which returns the gradient that goes on: what the hook
+    returned, or what it left of the gradient it was given."""
+    name = getattr(hook, "__name__", type(hook).__name__)
+
+    def run(values: Sequence[Any], shapes: Sizes) -> list[Tensor]:
+        own = values[0].clone()  # which the hook may keep
+        made = hook(own)
+        if made is not None and not isinstance(made, Tensor):
+            raise TypeError(f"expected Variable, but hook returned {type(made).__name__!r}")
+        if made is not None and (made.shape, made.dtype) != (own.shape, own.dtype):
+            raise RuntimeError(f"hook {name!r} has changed the size or the type of value")
+        return [own if made is None else made]
+
+    def called(gradient: Tensor) -> Tensor:
+        look = Look(tuple(gradient.shape), gradient.dtype, gradient.device)
+        call = Callback("hook", f"fg.opaque({name}, like=...)", where, run, (look,), (), (), False, None, None, None)
+        return apply(call, (gradient,))[0]
+
+    return called

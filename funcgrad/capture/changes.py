@@ -170,10 +170,11 @@ def refuse_backward(named: Sequence[tuple[Source, Tensor]], mirrored: Mapping[in
 
 
 def refuse_leaves(
-    lineage: Lineage,
+    trace: Trace,
     gradients: Mapping[Source, Tensor | None],
     switches: Mapping[Source, tuple[bool, ...]],
     read: Sequence[Source],
+    follows: Iterable[Source],
     named: Sequence[tuple[Source, Tensor]],
     mirrored: Mapping[int, Mirrored],
     changes: Mapping[Source | Base, Change],
@@ -182,8 +183,8 @@ def refuse_leaves(
 ) -> None:
     """Raise where what is done to a leaf (``.grad =``, ``.backward()``, ``requires_grad_()``) cannot be told from
     what else is done."""
-    tensors = dict(named)
-    now = {slot: lineage.current(mirrored[id(t)].seen) for slot, t in named}
+    tensors, read = dict(named), [*read, *follows]
+    now = {slot: trace.lineage.current(mirrored[id(t)].seen) for slot, t in named}
     bases = {group.itself for group in groups}  # they go in as what all that overlap with them are views of
     together = {slot for key in changes if isinstance(key, Base) for slot in key.of}
     # where no gradient arrives, what is set is set, and nothing else
@@ -198,23 +199,29 @@ def refuse_leaves(
     renewed = {
         id(view_base(t)) for _, t in named if t.is_leaf and (own := mirrored[id(t)]).version != version_of(own.family)
     }
+    # which of them were taken before it moved last, nobody can say
+    bases_of_views = {id(view_base(t)) for _, t in named if t._is_view() and creation_meta(t).name == "DEFAULT"}
     for slot in dict.fromkeys([*gradients, *switches, *read]):
         what = "calls requires_grad_() on" if slot in switches else "sets or reads the gradient of"
         apart = slot in bases and slot not in switches
         faults = ["writes to one that overlaps with it"] if slot in together and arrives[slot] and not apart else []
         if slot in switches and id(tensors[slot]) in renewed and not faults:
             faults.append("moves its version counter, by which a view of it comes to follow it")
+        if (
+            True in switches.get(slot, ())
+            and id(tensors[slot]) in bases_of_views
+            and trace.questions.has_moved(tensors[slot])
+        ):
+            faults.append(
+                "has a view of it that may have been taken before it was written to, which comes to follow it"
+            )
         faults += ["changes its sizes"] if changes.get(slot, Change()).restrides and slot not in fits else []
         given = slot in stores and (slot in gradients or slot in switches) and slot not in fits
         was, is_ = ((t[slot].shape, t[slot].dtype) for t in (tensors, now))
         alike = slot not in switches and is_ == was
         faults += ["gives it other memory"] if given and not alike else []
         tracked = changes.get(slot, Change()).data == "tracked"
-        faults += (
-            ["writes to it, a leaf, what requires grad"]
-            if tracked and tensors[slot].requires_grad and slot in switches
-            else []
-        )
+        faults += ["writes to it, a leaf, what requires grad"] if tracked and slot in switches else []
         if gradients.get(slot) is not None and has_hooks(tensors[slot]):
             faults.append("hooks of it would have to run")
         made = gradients.get(slot)

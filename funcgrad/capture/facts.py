@@ -146,6 +146,8 @@ class Facts(Shown):
     """Those it names that are no default ones."""
     reads: tuple[Read, ...] | None = None
     """The values of tensors that Python reads; None where it may read none."""
+    hooks: tuple[object, ...] | None = None
+    """What hooks on tensors close over, where these write to Python state: they run as they are."""
 
     @property
     def given(self) -> tuple[NewMemory | NewGradient | Stored, ...]:

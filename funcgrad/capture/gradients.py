@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from .. import refusals
-from ..autograd_state import gradient_of, is_leaf, renew_history
+from ..autograd_state import gradient_of, is_leaf, is_untold, renew_history
 from ..graphs import type_text
 from ..subclasses import is_traced
 from ..torch_private.modes import without_function_modes
@@ -101,6 +101,12 @@ def switch(trace: Trace, original: Any, tensor: Any, on: bool) -> None:
     named = trace.lineage.named(tensor)
     if real is None and named is not tensor and trace.lineage.is_looked_at(named) and tensor.requires_grad != on:
         raise refusals.SWITCHED_TOO_LATE(where=user_line())
+    if on and is_untold(tensor):
+        trace.lineage.told(tensor)
+    if on and real is not None and real.is_leaf:
+        trace.questions.are_views([real])
+        if is_untold(real):
+            raise refusals.SWITCHED_NO_GRAD_VIEW(where=user_line())
     if real is not None and (tensor.requires_grad != on or (real.requires_grad != on and is_leaf(tensor))):
         if named is not tensor:
             raise refusals.SWITCHED_TOO_LATE(where=user_line())
@@ -108,9 +114,7 @@ def switch(trace: Trace, original: Any, tensor: Any, on: bool) -> None:
             raise refusals.SWITCHED_OFF_BASE(where=user_line())
         if on and real._is_view():
             trace.lineage.switched_on(tensor)
-        if on:
-            trace.questions.are_views([real])
-        else:
+        if not on:
             trace.lineage.switched_off(tensor)
         trace.switched.append((tensor, on))
     if not on and tensor.requires_grad and not tensor._is_view():

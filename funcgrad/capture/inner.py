@@ -86,6 +86,7 @@ class Inner:
             else:
                 trace.bind(captured.read({}), seen[captured.slot])
         trace.questions.known = _answers(self.facts, seen)
+        trace.hooks.begin(self.facts.hooks)
         gradients = {slot: value.grad for slot, value in seen.items() if isinstance(value, Tensor) and is_leaf(value)}
         known = {output.view.of for output in self.facts.outputs if output.view is not None and output.view.steps}
         is_base = (lambda base, _: base in known) if self.splits else None
@@ -163,6 +164,12 @@ class Inner:
             lambda slot, value: value.clone() if slot in written else value,
         )
         trace.watch.put_numbers(self.inputs.numbers(seen))
+        trace.questions.known = _answers(self.facts, seen)
+        trace.questions.tracked = {
+            id(v): self.facts.requires_grad(slot)
+            for slot, v in seen.items()
+            if isinstance(v, Tensor) and self.facts.requires_grad(slot) != v.requires_grad
+        }
         args, kwargs = self._arguments(seen)
         with trace.binding([(c.read({}), seen[c.slot]) for c in facts.captured]):
             leaves, _, paths = flatten(self.definition(*args, **kwargs))

@@ -26,6 +26,7 @@ class Lineage:
         self._without_grad: set[int] = set()
         self._switched_off: set[int] = set()
         self._switched_on: set[int] = set()
+        self._told: set[int] = set()
         self._replaced: dict[int, Tensor] = {}
         self._looks: dict[int, list[Tensor]] = {}
         self._named: dict[int, Tensor] = {}
@@ -164,6 +165,14 @@ class Lineage:
     def is_switched_on(self, view: Tensor) -> bool:
         """Whether it is such an input."""
         return id(view) in self._switched_on
+
+    def told(self, view: Tensor) -> None:
+        """Write down that a view taken under no_grad of a leaf comes to be one for itself."""
+        self._told.add(id(view))
+
+    def is_told(self, view: Tensor) -> bool:
+        """Whether it is such a view."""
+        return id(view) in self._told
 
     def switched_off(self, leaf: Tensor) -> None:
         """Write down that a leaf requires grad no more."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..autograd_state import renew_history
+from ..autograd_state import is_untold, renew_history
 from ..graphs import tensors_in
 from ..state.lengths import asking_globals
 from ..subclasses import is_traced
@@ -33,6 +33,7 @@ from ..torch_private.modes import TorchDispatchMode, TorchFunctionMode
 from ..torch_private.operators import method_of, writes_inputs
 from ..torch_private.tensors import is_transform_wrapper, is_zero_tensor
 from ..trees import flatten
+from .callbacks import hook_called
 from .captures import GradientsMatter, require_dense_results
 from .control_calls import CALLS
 from .gradients import (
@@ -80,7 +81,8 @@ WRITES = {
 """Methods that write to their tensor."""
 
 
-_ABOUT_GRADIENTS = {getattr(Tensor, name).__get__ for name in ("requires_grad", "grad_fn", "is_leaf")}
+_ASKS_GRAD = getattr(Tensor, "requires_grad").__get__  # noqa: B009 a descriptor
+_ABOUT_GRADIENTS = {_ASKS_GRAD, *(getattr(Tensor, name).__get__ for name in ("grad_fn", "is_leaf"))}
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -225,19 +227,18 @@ class Lifter(TorchFunctionMode):
             and (answer := self._trace.questions.answer(func, original, args[0])) is not NotImplemented
         ):
             return answer
-        if (
-            method in WRITES
-            and is_traced(args[0])
-            and not self._trace.writes.custom_functions
-            and self._trace.is_view_here_alone(args[0])
-        ):
-            renew_history(args[0])
+        if method in WRITES and is_traced(args[0]):
+            self._renew_history(args[0])
         if func in STORAGES and is_traced(args[0]):
             return storage_of(func, args[0], self._is_over_input(args[0]))
         if func is Tensor.register_post_accumulate_grad_hook:
             require_own(self._trace, args[0])
-        if func is Tensor.register_hook and id(self._trace.lineage.named(args[0])) in self._trace.stand_ins():
-            self._trace.hooked[id(self._trace.lineage.named(args[0]))] = user_line()
+        if func in _ABOUT_GRADIENTS:
+            tracked = self._trace.questions.requires_grad(args[0], func == _ASKS_GRAD)
+            if tracked is not NotImplemented:
+                return tracked
+        if func is Tensor.register_hook:
+            args, kwargs = [args[0], self._hook(args[0], *args[1:], **kwargs)], {}
         require_memory_in_place(func)
         if func in CALLS and (found := CALLS[func](self._trace, *args, **kwargs)) is not NotImplemented:
             return found
@@ -248,7 +249,7 @@ class Lifter(TorchFunctionMode):
             getattr(func, "__self__", None) is Tensor.requires_grad and func.__name__ == "__set__"
         ):
             on = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
-            if self._trace.graph is not None and args[0].requires_grad == on:
+            if self._trace.graph is not None and args[0].requires_grad == on and not (on and is_untold(args[0])):
                 return original  # the dry run found that it may be said; a leaf that is written to is none here
             switch(self._trace, original, args[0], on)
         if getattr(func, "__self__", None) is Tensor.data and func.__name__ == "__set__":
@@ -281,6 +282,17 @@ class Lifter(TorchFunctionMode):
             raise
         finally:
             self._trace.checks = None
+
+    def _renew_history(self, written: Tensor) -> None:
+        if not self._trace.writes.custom_functions and self._trace.is_view_here_alone(written):
+            renew_history(written)
+
+    def _hook(self, tensor: Tensor, hook: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+        """What is registered on a tensor in the place of a hook."""
+        named = self._trace.lineage.named(tensor)
+        if id(named) in self._trace.stand_ins():
+            self._trace.hooked[id(named)] = user_line()
+        return hook_called(hook, user_line()) if self._trace.hooks.is_registered_opaque(hook) else hook
 
     def _hear_of(self, func: Any) -> None:
         """Refuse what no program can know of a tensor; note who asks for its length."""

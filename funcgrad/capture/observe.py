@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import warnings
 import weakref
@@ -56,6 +57,7 @@ from .questions import require_bare
 from .reads import READS_LATER
 from .results import hidden_tensor, require_unhooked, require_visible
 from .stand_ins import Mirrored, mirror, mirror_alone
+from .tensor_hooks import HooksWrite
 from .trace import Trace
 
 
@@ -87,13 +89,16 @@ def observe(function: Callable[..., Any], root: Callable[..., Any], around: Surr
     Raises ``MutationError`` or ``AliasContractError`` for what cannot be carried out, ``GradientsMatter`` where
     ``around.grad`` must be True.
     """
-    known: list[Tensor] = []
+    known, hooks = list[Tensor](), None
     while True:
         dry = _DryRun(around, known)
+        dry.trace.hooks.begin(hooks)
         try:
             return dry.trace.run(dry.run, (function, root), {}), dry.watch
         except RestartTrace as met:
             known.append(met.tensor)
+        except HooksWrite:
+            hooks = ()
         finally:
             dry.release()
 
@@ -186,7 +191,7 @@ class _DryRun:
             raise refuse_draw(drawn[0])
         if trace.symbols.floats.names and self.watch.said.types:
             raise NotSymbolicError("the function asks for types, and that of a symbol is another than that of a number")
-        facts = evolve(facts, state=self._state(written, arguments))
+        facts = evolve(facts, state=self._state(written, arguments), hooks=self.trace.hooks.kept)
         also, others = self._other_places(facts)
         # torch.func's transforms wrap arguments: to the function, these are none that Python state holds
         for slot, real in inputs.tensors if self._splits and self.watch.said.compares_objects else ():
@@ -239,6 +244,7 @@ class _DryRun:
             return evolve(state_of(self.watch, written, arguments), effects=(), stores=())
         self._left.require_replayable()
         if not same_effects(self._left.effects, written.effects):
+            self.trace.hooks.require_opaque()
             raise refusals.WRITES_STATE_IN_BACKWARD(written.effects[-1], where=str(written.effects[-1]))
         return state_of(self.watch, self._left, arguments)
 
@@ -334,19 +340,32 @@ class _DryRun:
         """
         written = [self._mirrored[key].family for key in self._written()]
         roots = [v for v in dict.fromkeys([*leaves, *written]) if has_history(v)]
-        if roots and (python_node_below(roots) or not sources):
+        hooks = self.trace.hooks
+        if roots and (python_node_below(roots) or not sources or hooks.found):
             seeds = [torch.ones_like(v) for v in roots]
-            self.trace.reads.tape.forget([from_functional(inner) for seed in seeds for inner in inner_tensors(seed)])
+            fakes = [from_functional(inner) for seed in seeds for inner in inner_tensors(seed)]
+            self.trace.reads.tape.forget(fakes)
             refused = self.trace.refused
             try:
-                with self.watch, self.trace.backward_pass():
-                    torch.autograd.backward(roots, seeds)
+                with self.watch, self.trace.backward_pass(), hooks.watched():
+                    torch.autograd.backward(roots, seeds, retain_graph=bool(hooks.found))
             except RuntimeError as error:
                 if self.trace.reads.allowed and isinstance(error, READS_LATER):
                     # of the gradients that come in, which are known when backward is compiled
+                    if hooks.found:
+                        self._run_backward_of(roots, seeds, fakes)
                     self.trace.refused = refused
                 return error
         return None
+
+    def _run_backward_of(self, roots: Sequence[Tensor], seeds: Sequence[Tensor], fakes: Sequence[Tensor]) -> None:
+        """The backward pass of gradients that are ones: a hook may write when it has read them."""
+        reads, n = self.trace.reads, len(self.trace.reads.done)
+        for fake in fakes:
+            reads.tape.give(fake, reads.ones(fake))
+        with contextlib.suppress(RuntimeError), self.watch, self.trace.backward_pass(), self.trace.hooks.watched():
+            torch.autograd.backward(roots, seeds)
+        del reads.done[n:]
 
     def _require_known(self, made: Iterable[Tensor]) -> None:
         """What is returned and is no input."""
@@ -420,7 +439,7 @@ class _DryRun:
         histories = {slot: history(t) for slot, t in named if slot in written}
         read = [c.origin.slot for c in captured if isinstance(c.origin, GradientOf)]
         follows = views_that_follow(named, self._mirrored, switches)
-        refuse_leaves(lineage, gradients, switches, [*read, *follows], named, self._mirrored, changes, stores, groups)
+        refuse_leaves(self.trace, gradients, switches, read, follows, named, self._mirrored, changes, stores, groups)
         refuse(self.trace, named, self._mirrored, changes, histories, groups, self._written())
         refuse_inner_tensors(lineage, named, self._mirrored, changes, leaves, outputs)
         tracked = any(o.requires_grad and not o.is_leaf for o in outputs) or bool(bases)

@@ -58,6 +58,7 @@ _OF_THE_REAL = {"{}.retains_grad", "{}.output_nr", "{}.is_shared()", "{}.is_pinn
 """Questions that a stand-in is not like the real tensor in."""
 
 _HOOKED = "bool({0}._backward_hooks or {0}._post_accumulate_grad_hooks)"
+_MOVED = "not {0}.is_inference() and {0}._version > 0"
 _UNKNOWABLE = {
     Tensor.data_ptr: (
         "the address of a tensor (data_ptr())",
@@ -116,6 +117,8 @@ class Questions:
     """By the identity of the real tensor."""
     known: dict[int, dict[str, Any]] = field(factory=dict)
     bases: set[int] = field(factory=set)
+    tracked: dict[int, bool] = field(factory=dict)
+    """Of inputs of a run in forward mode, which knows no reverse mode, whether they require grad outside."""
 
     def answer(self, func: Any, original: Any, stand_in: Any) -> Any:
         """The answer of an input; ``NotImplemented`` for any other tensor, which answers itself."""
@@ -147,6 +150,15 @@ class Questions:
         if base is not None:
             self.bases.add(id(base))
         return base
+
+    def requires_grad(self, tensor: Tensor, asks_itself: bool) -> Any:
+        """Whether a tensor of such a run requires grad, or is a leaf, as the function asks it (``asks_itself``: by
+        ``requires_grad``); ``NotImplemented`` where it says so itself."""
+        if not self.tracked or not is_user_file(sys._getframe(2).f_code.co_filename):
+            return NotImplemented
+        if id(tensor) not in self.tracked:
+            raise refusals.ASKS_OF_TANGENT(where=user_line())
+        return self.tracked[id(tensor)] if asks_itself else NotImplemented
 
     def attribute(self, tensor: Tensor, name: str) -> Any:
         """The value of an attribute that torch does not know, or ``ABSENT``."""
@@ -184,6 +196,10 @@ class Questions:
         """Note which tensors autograd knows to be views; a call in which it is otherwise is another program's."""
         for real in reals:
             self._note(real, IS_VIEW, real._is_view())
+
+    def has_moved(self, real: Tensor) -> bool:
+        """Whether a tensor was ever written to; a call in which it is otherwise is another program's."""
+        return bool(self._note(real, _MOVED, answer_of(_MOVED, real)))
 
     def _note(self, real: Tensor, question: str, answer: Any) -> Any:
         self.asked.setdefault((id(real), question), []).append(answer)

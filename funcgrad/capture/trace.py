@@ -40,6 +40,7 @@ from .reads import Reads
 from .recorder import Recorder
 from .source_location import is_defect, user_line
 from .stale_grad_metadata import Forgotten
+from .tensor_hooks import TensorHooks
 from .torch_patches import Replacement, replacing
 from .writes import Writes
 
@@ -95,6 +96,7 @@ class Trace(Recorder):
         are inputs, too."""
         self.hooked: dict[int, str | None] = {}
         """Where the function registers hooks on what stands for inputs."""
+        self.hooks = TensorHooks()
         self.forgotten = Forgotten()
         self.differentiates = False
         """Whether a backward pass of the function's own has run (``.backward()``, ``torch.autograd.grad``)."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from .. import refusals
 from ..autograd_state import bump_version, family_of, version_of
 from ..graphs import is_expanded, target_text, tensors_in
+from ..joint import Reach
 from ..slots import Slot
 from ..subclasses import inner_tensors
 from ..torch_private.autograd import running_node
@@ -40,9 +41,11 @@ class Writes:
         self._lineage = lineage
         self.custom_functions = 0
         self.nodes: list[object] = []
-        """The nodes of autograd that wrote, in backward passes."""
+        """The nodes of autograd that wrote, or called what is opaque, in backward passes."""
         self.runs: dict[Slot, frozenset[int]] = {}
         """Which of them a backward pass from each output runs."""
+        self.reaches: dict[Slot, Reach] = {}
+        """Where it comes to, if outputs differ in that."""
         self._placed: list[tuple[Tensor, Geometry]] = []
         self._linked: list[dict[int, tuple[Tensor, int]]] = []
         self._scattering = False
@@ -95,6 +98,10 @@ class Writes:
         tracked = torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(args))
         for tensor in written_by(op, args, kwargs):
             self._lineage.wrote(tensor, tracked)
+        self.ran_in_backward()
+
+    def ran_in_backward(self) -> None:
+        """Write down which node of autograd's runs what has an effect, if a backward pass does."""
         node = running_node()
         self.nodes += [] if node is None else [node]
 

@@ -135,7 +135,7 @@ class Copy:
         incoming = [cotangents[i] for i in program.at.differentiable]
         here = [t is not None for t in incoming]
         n_kept = len(kept) - len(program.at.writes_outs)
-        writes = bool(program.written) and program.writes_now(here)
+        writes = bool(program.runs) and program.has_effects_now(here) and bool(program.written)
         given = [slot for slot in self._parts if slot not in self._late]
         for slot, value in zip(given, kept[:n_kept], strict=False):
             self._take(slot, value)
@@ -156,7 +156,7 @@ class Copy:
             old = [self._own(v) for v in kept[n_kept:]]
             args = (self._hooks, *old, *new, *readers())
             trace.opaque(_Epilogue(self._at, len(new)), args, (), name=f"{self._prefix}epilogue")
-        return dict(zip(program.at.gradients, outs, strict=False))
+        return dict(zip(program.at.gradients, program.gradients_now(here, program.at.gradients, outs), strict=False))
 
     def _own(self, value: Any) -> Any:
         """A tensor of the trace as its graph knows it."""

@@ -173,7 +173,18 @@ STORES_INTO_ARGUMENT = Refusal(
 WRITES_STATE_IN_BACKWARD = Refusal(
     MutationError,
     "the function writes to Python state in its backward pass: {0}",
-    "write in the forward pass, or from a hook outside of the compiled function",
+    "write in the forward pass, or wrap the function that writes, and does not differentiate: fg.opaque(hook, "
+    "like=None), which runs in each backward pass",
+)
+SWITCHED_NO_GRAD_VIEW = Refusal(
+    MutationError,
+    "the function calls requires_grad_() on a tensor it was given, a view taken under no_grad of what requires grad",
+    "call it outside of the function, which need not call it then",
+)
+HOOK_OF_OWN_OBJECT = Refusal(
+    MutationError,
+    "the function registers a hook that writes to a {0} in the backward pass, which the function made itself",
+    "make it outside of the function: each call of the compiled function has that one; or call .backward() inside",
 )
 ONWARD_CREATE_GRAPH = Refusal(
     MutationError,

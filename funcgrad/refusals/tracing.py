@@ -391,6 +391,11 @@ RUNS_ONCE = Refusal(
     "a derivative runs the function again, and {0} ({1!r}) runs once",
     "call it outside of the compiled function, or take both derivatives inside: fg.jit(torch.func.grad(...))",
 )
+ASKS_OF_TANGENT = Refusal(
+    UnsupportedTransformError,
+    "the function asks whether a tensor that it computes requires grad, in forward mode of tensors that do",
+    "ask it of an argument, or outside of the function",
+)
 NO_FORWARD_RULE = Refusal(
     UnsupportedTransformError,
     "{0} is differentiated in forward mode, and custom_vjp has a rule for reverse mode alone",

@@ -25,9 +25,10 @@ from ..capture.autocast import autocast_as
 from ..capture.views import Step, take
 from ..generators import Drawn, OwnDraws, mark_of, own_draws, state_of
 from ..graphs import Graph
+from ..joint import Reach
 from ..slots import Final, Grad, Late, Slot
 from ..subclasses import Wrapping, inner_tensors, overwrite
-from ..torch_private.autograd import any_autocast, below_autograd, versions_kept
+from ..torch_private.autograd import any_autocast, below_autograd, graph_is_kept, versions_kept
 from ..torch_private.levels import is_mapped
 from ..torch_private.tensors import is_wrapper_subclass
 from .cotangents import CotangentLayout, Outline
@@ -48,10 +49,11 @@ class Differentiable:
     what ``backward_ins`` names: inputs of forward, which are kept as they are, saved values, one incoming gradient per
     differentiable output (those in ``cotangents``, laid out as these say), and inputs as they are then (``Late``). It
     returns what ``backward_outs`` names: gradients of inputs, then what it writes to inputs and outputs (``Final``);
-    the nodes of autograd that write are those that an incoming gradient ``runs``. ``backward`` is None for a program
-    that is itself a gradient (its derivative is compiled when it is first asked for), and where differentiating all
-    outputs failed: then ``refused`` is the error, and what some of them lead to is differentiated when a gradient comes
-    in for these alone.
+    the nodes of autograd that write, or make ``calls`` of opaque functions, are those that an incoming gradient
+    ``runs``; it ``reaches`` some inputs, and others get none (where there is nothing, all reach the same). ``backward``
+    is None for a program that is itself a gradient (its derivative is compiled when it is first asked for), and where
+    differentiating all outputs failed: then ``refused`` is the error, and what some of them lead to is differentiated
+    when a gradient comes in for these alone.
     """
 
     forward: Runnable
@@ -62,6 +64,8 @@ class Differentiable:
     backward_outs: tuple[Slot, ...]
     cotangents: Mapping[Slot, CotangentLayout]
     runs: Mapping[Slot, frozenset[int]]
+    calls: bool
+    reaches: Mapping[Slot, Reach]
     pullback: Pullback
     """Returns a gradient or None for every input that ``requires_grad``. It may read inputs that are ``needed`` alone,
     as forward saw them: of those that are ``copied``, which the call writes to or restrides, a copy is kept."""
@@ -114,18 +118,28 @@ class Differentiable:
             inputs = tuple(_ahead(v, unnoticed[i]) if i in unnoticed else v for i, v in enumerate(inputs))
         # tracked: a second derivative flows on to what made them
         first = {i: inputs[i].clone() for i in self.at.copied}
-        outs: tuple[Any, ...] = _Apply.apply(self, first, *inputs)  # type: ignore[no-untyped-call]
+        seen = inputs
+        if self.at.unused:
+            seen = tuple(_ahead(v, ()) if i in self.at.unused else v for i, v in enumerate(inputs))
+        outs: tuple[Any, ...] = _Apply.apply(self, (first, inputs), *seen)  # type: ignore[no-untyped-call]
         return outs
 
-    def writes_now(self, arrived: Sequence[bool]) -> bool:
-        """Whether backward writes where some differentiable outputs, and not others, got a gradient: what none of these
-        leads to does not run in eager PyTorch.
+    def gradients_now(self, arrived: Sequence[bool], places: Sequence[int], gradients: Sequence[Any]) -> Sequence[Any]:
+        """The gradients of inputs (at these places), without those to which no output leads that got one."""
+        if all(arrived) or not self.at.reaches:
+            return gradients
+        reached = frozenset[int]().union(*itertools.compress(self.at.reaches, arrived))
+        return [t if i in reached else None for i, t in zip(places, gradients, strict=False)]
 
-        Raises ``MutationError`` where some of what writes would run, and some not.
+    def has_effects_now(self, arrived: Sequence[bool]) -> bool:
+        """Whether backward has effects where some differentiable outputs, and not others, got a gradient: what none
+        of these leads to does not run in eager PyTorch.
+
+        Raises ``MutationError`` where some of what has effects would run, and some not.
         """
         every = frozenset[int]().union(*self.runs.values())
         run = frozenset[int]().union(*(own for own, here in zip(self.runs.values(), arrived, strict=True) if here))
-        if run and run != every:
+        if run != every and (run or self.calls):
             raise refusals.HOOKS_LEFT_OUT(where="the backward pass")
         return bool(run)
 
@@ -148,6 +162,11 @@ class _Positions:
     watched_inputs: tuple[tuple[int, int], ...]
     watched_outs: tuple[int, ...]
     gradients: tuple[int, ...]
+    reaches: tuple[frozenset[int], ...]
+    together: tuple[frozenset[int], ...]
+    """For each differentiable output those, by number, whose backward passes have something in common with its own."""
+    unused: frozenset[int]
+    """The inputs that require grad and get none: a backward pass must not go on to what computed them."""
     writes_inputs: tuple[int, ...]
     writes_outs: tuple[int, ...]
     written: tuple[int, ...]
@@ -156,16 +175,19 @@ class _Positions:
     def of(program: Differentiable) -> _Positions:
         ins, outs = ({slot: i for i, slot in enumerate(slots)} for slots in (program.ins, program.outs))
         results = {slot: i for i, slot in enumerate(program.backward_outs)}
+        active = {slot: i for i, slot in enumerate(program.cotangents)}
 
         def among(places: Mapping[Slot, int], slots: Iterable[Slot]) -> tuple[int, ...]:
             return tuple(places[slot] for slot in slots if slot in places)
 
+        gradients = tuple(ins[s.of] for s in program.backward_outs if isinstance(s, Grad))
+        requires_grad = tuple(sorted(among(ins, program.requires_grad)))
         return _Positions(
             n_outs=len(outs),
             differentiable=among(outs, program.cotangents),
             kept=among(ins, program.backward_ins),
             late=tuple(ins[s.of] for s in program.backward_ins if isinstance(s, Late)),
-            requires_grad=tuple(sorted(among(ins, program.requires_grad))),
+            requires_grad=requires_grad,
             needed=frozenset(among(ins, program.needed)),
             copied=tuple(sorted(among(ins, program.copied))),
             restrided=frozenset(among(ins, program.restrided)),
@@ -174,7 +196,10 @@ class _Positions:
             unnoticed={ins[slot]: steps for slot, steps in program.unnoticed.items()},
             watched_inputs=tuple((ins[slot], moves) for slot, moves in program.watched.items() if slot in ins),
             watched_outs=among(outs, program.watched),
-            gradients=tuple(ins[s.of] for s in program.backward_outs if isinstance(s, Grad)),
+            gradients=gradients,
+            unused=frozenset(requires_grad) - frozenset(gradients) if gradients else frozenset(),
+            reaches=tuple(frozenset(among(ins, reach.inputs)) for reach in program.reaches.values()),
+            together=tuple(frozenset(among(active, reach.outs)) for reach in program.reaches.values()),
             writes_inputs=among(ins, (s.of for s in program.written)),
             writes_outs=among(outs, (s.of for s in program.written)),
             written=among(results, program.written),
@@ -183,8 +208,10 @@ class _Positions:
 
 class _Apply(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, program: Differentiable, first: Mapping[int, Tensor], *inputs: Any) -> tuple[Any, ...]:
-        at = program.at
+    def forward(
+        ctx: Any, program: Differentiable, given: tuple[Mapping[int, Tensor], Sequence[Any]], *_: Any
+    ) -> tuple[Any, ...]:
+        at, (first, inputs) = program.at, given
         ctx.generators = {of: state_of(of) for of in program.draws}
         # Below autograd nothing is tracked, but grad mode is on as it was in the trace: some kernels ask for it
         # (oneDNN's RNN).
@@ -216,10 +243,12 @@ class _Apply(torch.autograd.Function):
         ctx.given = [weakref.ref(v) if isinstance(v, Tensor) else None for v in inputs]
         ctx.versions = [version_of(v) if isinstance(v, Tensor) else 0 for v in ctx.inputs]
         ctx.shapes = [tuple(outs[i].shape) for i in at.differentiable] if program.makes_zeros else []
-        ctx.set_materialize_grads(not program.makes_zeros and program.refused is None)
+        ctx.set_materialize_grads(not program.makes_zeros and program.backward is not None)
         ctx.mark_non_differentiable(
             *[v for i, v in enumerate(outs) if i not in at.differentiable and isinstance(v, Tensor)]
         )
+        if at.together:
+            ctx.left, ctx.gone = None, frozenset[int]()
         return outs
 
     @staticmethod
@@ -235,10 +264,11 @@ class _Apply(torch.autograd.Function):
         here = [t is not None for t in cotangents]
         if program.refused is not None and all(here):
             raise program.refused
-        if program.makes_zeros and program.refused is None:
+        if program.makes_zeros and program.backward is not None:
             wanted = zip(program.cotangents.values(), ctx.shapes, cotangents, strict=True)
             cotangents = [layout.zeros(shape) if t is None else t for layout, shape, t in wanted]
-        saved = ctx.saved_tensors  # raises, as in eager PyTorch, if a value was changed in place or freed
+        # raises, as in eager PyTorch, if a value was changed in place or freed
+        saved = _saved(ctx, here) if at.together else ctx.saved_tensors
         require_saved_versions(ctx)
         # kernels take no tensors of a vmap that is around this backward pass (is_grads_batched, torch.func.vmap)
         if (
@@ -265,7 +295,7 @@ class _Apply(torch.autograd.Function):
             written = (*ctx.written, *kept[n_kept:])
             values = [*kept[:n_kept], *laid_out, *ctx.late]
             del saved, kept, cotangents, laid_out, incoming
-            is_run = bool(written) and program.writes_now(here)
+            is_run = bool(program.runs) and program.has_effects_now(here)
             # unless the graph is kept: then the list holds all there is, and backward empties it
             ctx.maybe_clear_saved_tensors()
             with autocast_as(()) if any_autocast() else nullcontext():  # its casts are in its graph
@@ -274,9 +304,24 @@ class _Apply(torch.autograd.Function):
             if is_run:
                 write_back(written, [results[i] for i in at.written])
         result: list[Any] = [None] * (2 + len(ctx.inputs))
-        for i, gradient in zip(places, gradients, strict=True):
+        for i, gradient in zip(places, program.gradients_now(here, places, gradients), strict=True):
             result[2 + i] = gradient
         return tuple(result)
+
+
+def _saved(ctx: Any, here: Sequence[bool]) -> Sequence[Tensor | None]:
+    """What forward has saved. Where backward passes from some outputs have nothing in common with those from others,
+    it is kept for these when the graph is freed: in eager PyTorch they are other nodes of that."""
+    run = {i for i, arrived in enumerate(here) if arrived}
+    saved, versions = ctx.left or (None, ())
+    if saved is None or run & ctx.gone:
+        saved = ctx.saved_tensors
+    require_versions(versions)
+    if not graph_is_kept():
+        ctx.gone = ctx.gone.union(*(ctx.program.at.together[i] for i in run))
+        is_left = len(ctx.gone) < len(here)
+        ctx.left = (saved, [(v, version_of(v)) for v in saved if v is not None]) if is_left else None
+    return saved  # type: ignore[no-any-return]
 
 
 @frozen(eq=False)

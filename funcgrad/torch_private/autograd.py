@@ -41,6 +41,10 @@ def running_node() -> object | None:
     return torch._C._current_autograd_node()
 
 
+graph_is_kept: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph  # type: ignore[attr-defined]
+"""Whether the backward pass that runs in this thread leaves the graph as it is (``retain_graph``)."""
+
+
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 """Whether autocast is on for any device."""
 

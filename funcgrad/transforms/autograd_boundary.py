@@ -15,6 +15,7 @@ from ..capture.autocast import autocast_as
 from ..capture.inner import Inner
 from ..executable import Executable
 from ..generators import Drawn
+from ..graph_primitives import Opaque
 from ..graphs import (
     Graph,
     bodies_of,
@@ -80,7 +81,7 @@ def differentiable(
             raise refusals.SECOND_DERIVATIVE_OF_GRADIENT(leaf, where=differentiated)
         if inner.facts.onward:
             raise refusals.SECOND_DERIVATIVE_ONWARD(inner.facts.onward[0].of, where=differentiated)
-        require_repeatable(joint.graph)
+        require_repeatable(joint.graph, both=len(graphs) == 1)
         own = [(captured[s], then) for s, then in zip(ins, given, strict=True) if s in captured and s in needed]  # type: ignore[index]
         # what forward read may be gone by now: then nothing can be put in its place
         rebound = [(now, then) for c, then in own if then is not None and (now := c.read({})) is not then]
@@ -89,7 +90,8 @@ def differentiable(
             return pullback(tuple(values), tuple(incoming))  # type: ignore[no-any-return]
 
     copied = {slot for slot in needed if Final(slot) in outs or slot in changed}
-    writes = backward is not None and any(isinstance(slot, Final) for slot in backward.outs)
+    calls = len(graphs) == 2 and any(isinstance(n.target, Opaque) and not n.target.is_pure for n in graphs[1].fx.nodes)
+    effects = calls or (backward is not None and any(isinstance(slot, Final) for slot in backward.outs))
     layouts = dict(zip(active, _cotangents(joint, active), strict=True))
     return Differentiable(
         forward=runnables[0],
@@ -99,7 +101,9 @@ def differentiable(
         backward_ins=backward.ins if backward else (),
         backward_outs=backward.outs if backward else (),
         cotangents=layouts,
-        runs={slot: joint.runs.get(slot, frozenset()) for slot in active} if writes else {},
+        runs={slot: joint.runs.get(slot, frozenset()) for slot in active} if effects else {},
+        calls=calls,
+        reaches={slot: joint.reaches[slot] for slot in active} if joint.reaches else {},
         pullback=derivative,
         requires_grad=[slot for slot in ins if inner.facts.requires_grad(slot)],  # type: ignore[arg-type]
         needed=needed,
@@ -111,7 +115,7 @@ def differentiable(
         watched=_watched(inner, joint, graphs, before) | dict.fromkeys(over_saved, 0),
         bumps=list(dict.fromkeys(map(inner.facts.goes_in_as, before))),
         wrappings=joint.wrappings,
-        makes_zeros=writes or any(layout.wrapping is not None for layout in layouts.values()),
+        makes_zeros=effects or bool(joint.reaches) or any(layout.wrapping is not None for layout in layouts.values()),
         refused=found.refused,
         draws=_draws(graphs[0], inner),
         name=name_of(found.root),

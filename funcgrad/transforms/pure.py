@@ -342,14 +342,14 @@ class AtLevel:
 PURE = (Pure, _OfPure)
 
 
-def require_repeatable(graph: Graph) -> None:
-    """Raise ``UnsupportedTransformError`` where a function makes opaque calls that have effects: it is about to run
-    once more."""
+def require_repeatable(graph: Graph, both: bool = False) -> None:
+    """Raise ``UnsupportedTransformError`` where a function makes opaque calls that have effects, in its forward pass,
+    or in ``both``: it is about to run once more."""
     once = next(
         (
             n
             for n in graph.fx.nodes
-            if isinstance(n.target, Opaque) and not n.target.is_pure and pass_of(n) == "forward"
+            if isinstance(n.target, Opaque) and not n.target.is_pure and (both or pass_of(n) == "forward")
         ),
         None,
     )

@@ -1,0 +1,124 @@
+"""Hooks that a function registers on tensors it computes (``y.register_hook``).
+
+One that makes another gradient is traced like any code. One that writes to Python state (it keeps gradients,
+counts them) does so in each backward pass, so that it is an opaque call there, of the gradient itself: as it may write
+to that, or return another, the call returns the gradient that goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from attrs import define, field
+from torch import Tensor
+
+from .. import refusals
+from ..state.guards import same
+from ..state.output import keeping
+from ..subclasses import is_traced
+from .source_location import user_line
+
+Hook = Callable[[Tensor], Tensor | None]
+
+
+class HooksWrite(BaseException):  # a signal the function must not catch
+    """A hook that a backward pass ran has written to Python state: the dry run starts again, with hooks that are
+    opaque."""
+
+
+@define(eq=False)
+class TensorHooks:
+    """Those of one run. ``are_opaque``: whether they run as they are, when a backward pass of the program does."""
+
+    are_opaque: bool = False
+    found: list[Hook] = field(factory=list)
+    closed_over: list[Any] = field(factory=list)
+    """What they close over, in order; ``first``: what those of the dry run did."""
+    first: Sequence[Any] = ()
+
+    def begin(self, closed_over: Sequence[Any] | None) -> None:
+        """What the hooks of the dry run close over, if they are opaque."""
+        self.are_opaque, self.first = closed_over is not None, closed_over or ()
+
+    @property
+    def kept(self) -> tuple[object, ...] | None:
+        """What those close over that are opaque; None where they are traced."""
+        return tuple(self.closed_over) if self.are_opaque else None
+
+    def is_registered_opaque(self, hook: Any) -> bool:
+        """Note a hook; whether it is to be an opaque call. One that closes over what the function computes is
+        traced."""
+        self.found.append(hook)
+        held = _held(hook)
+        if not self.are_opaque or any(map(is_traced, _tensors_in(held))):
+            return False
+        self._require_held_before(held)
+        return True
+
+    def _require_held_before(self, held: Sequence[Any]) -> None:
+        """Raise ``MutationError`` for an object that the function makes for its hook: the program would have the one
+        of the run that was recorded, in all its calls."""
+        n = len(self.closed_over)
+        self.closed_over += held
+        for was, now in zip(self.first[n:], held, strict=False):
+            if not isinstance(now, types.FunctionType) and not same(was, now):
+                raise refusals.HOOK_OF_OWN_OBJECT(type(now).__name__, where=user_line())
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Around a backward pass; raises ``HooksWrite`` where a hook writes to what it closes over."""
+        before, printed = self._contents(), list[str]()
+        with keeping(printed if self.found else None):
+            yield
+        if printed:
+            self.require_opaque()
+        for (held, was), (_, now) in zip(before, self._contents(), strict=False):
+            if was != now:
+                self.require_opaque()
+                raise refusals.HOOK_OF_OWN_OBJECT(type(held).__name__, where=type(held).__name__)
+
+    def require_opaque(self) -> None:
+        """Raise ``HooksWrite`` if there are hooks, and they are traced."""
+        if self.found and not self.are_opaque:
+            raise HooksWrite
+
+    def _contents(self) -> list[tuple[Any, tuple[Any, ...]]]:
+        return [(value, _contents(value)) for hook in self.found for value in _held(hook)]
+
+
+def _contents(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, dict):
+        return *value, *map(id, value.values())
+    if isinstance(value, (list, set)):
+        return tuple(map(id, value))
+    return tuple(map(id, getattr(value, "__dict__", {}).values()))
+
+
+def _held(hook: Any) -> list[Any]:
+    """What a function closes over, and what functions there do; the object that a method is of."""
+    found, pending = list[Any](), [hook]
+    while pending:
+        value = pending.pop()
+        held: Sequence[Any] = ()
+        if isinstance(value, functools.partial):
+            held = (value.func, *value.args, *value.keywords.values())
+        elif isinstance(value, types.MethodType):
+            held = (value.__self__, value.__func__)
+        elif isinstance(value, types.BuiltinMethodType) and not isinstance(value.__self__, types.ModuleType):
+            held = (value.__self__,)
+        elif isinstance(value, types.FunctionType):
+            cells = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
+            held = (*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+        new = [v for v in held if not any(v is known for known in found)]
+        found += new
+        pending += new
+    return found
+
+
+def _tensors_in(held: Sequence[Any]) -> list[Tensor]:
+    items = [held, *(v for v in held if isinstance(v, (list, tuple))), *(v.values() for v in held if type(v) is dict)]
+    return [v for several in items for v in several if isinstance(v, Tensor)]

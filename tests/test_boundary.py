@@ -1,0 +1,140 @@
+"""What a backward pass from some results of a compiled function comes to, and what it leaves for others: beside eager
+PyTorch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import funcgrad as fg
+
+
+def leaves():
+    return torch.arange(1.0, 4, requires_grad=True), torch.arange(2.0, 5, requires_grad=True)
+
+
+def apart(x, y):
+    return x * x, y * y, x * y
+
+
+def joined(x, y):
+    h = x * y
+    return h * 2, h.exp(), y * y
+
+
+def saves_nothing(x, y):
+    return x + 1, x * y
+
+
+def over_a_base(x, y):
+    z = x * 1
+    w = z[1:]
+    z[0] = y[0]
+    return z, w, x * 2
+
+
+class Zeros(torch.autograd.Function):
+    """Its backward pass gets zeros where nothing comes in."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        return x * 2, y * 3
+
+    @staticmethod
+    def backward(ctx, a, b):
+        return a * 2, b * 3
+
+
+def made_zeros(x, y):
+    return *Zeros.apply(x, y), y * 2
+
+
+def reads(x, y):
+    h = x * x
+    h.register_hook(lambda g: g * g.sum().item())
+    return h, y * y
+
+
+FUNCTIONS = [apart, joined, saves_nothing, over_a_base, made_zeros, reads]
+
+
+def gradients(f, *passes):
+    """The gradients after each of these passes, of the results by number; or what it raised."""
+    args, found, raised = leaves(), [], []
+    outs = f(*args)
+    for i, picked in enumerate(passes):
+        try:
+            sum(outs[i].sum() for i in picked).backward()
+        except RuntimeError as error:
+            assert "backward through the graph a second time" in str(error)
+            raised.append(i)
+        found.append([None if x.grad is None else x.grad.clone() for x in args])
+    return found, raised
+
+
+@pytest.mark.parametrize("f", FUNCTIONS)
+def test_none_where_a_backward_pass_does_not_come(f):
+    compiled = fg.jit(f)
+    for i in range(len(f(*leaves()))):
+        torch.testing.assert_close(gradients(compiled, [i]), gradients(f, [i]))
+
+
+@pytest.mark.parametrize(
+    "passes", [[[0], [1]], [[1], [0]], [[0, 2], [1]], [[2], [0, 1]], [[2], [0, 1], [0, 1]], [[0], [0]]]
+)
+@pytest.mark.parametrize("f", [apart, joined])
+def test_one_backward_pass_after_the_other(f, passes):
+    """Those that have something in common raise, as the graph is freed; others go on."""
+    torch.testing.assert_close(gradients(fg.jit(f), *passes), gradients(f, *passes))
+
+
+def test_what_is_unused_is_an_error_as_in_eager_pytorch():
+    x, y = leaves()
+    with pytest.raises(RuntimeError, match="appears to not have been used"):
+        torch.autograd.grad(fg.jit(apart)(x, y)[0].sum(), (x, y))
+
+
+def test_a_value_that_is_written_to_between_two():
+    x, y = leaves()
+    first, second, _ = fg.jit(apart)(x, y)
+    second.sum().backward()
+    with torch.no_grad():
+        x.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        first.sum().backward()
+
+
+def test_a_history_that_no_result_leads_to():
+    """A backward pass leaves it as it is, for the caller to go back through."""
+    for f in (lambda h, y: h.detach() * y, fg.jit(lambda h, y: h.detach() * y)):
+        x, y = leaves()
+        h = x.exp()
+        f(h, y).sum().backward()
+        h.sum().backward()
+        torch.testing.assert_close(x.grad, x.exp().detach())
+
+
+def test_heads_of_a_model():
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(2, 2), nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.a(x), self.b(x)
+
+    model = Heads()
+    fg.jit(model)(torch.ones(1, 2))[0].sum().backward()
+    assert model.a.weight.grad is not None and model.b.weight.grad is None
+
+
+def test_a_deep_history_is_walked_once():
+    """Two ways lead on from each of its nodes."""
+
+    def f(x, y):
+        for _ in range(40):
+            x = x * 0.5 + x.sin()
+        return x, x * y
+
+    torch.testing.assert_close(gradients(fg.jit(f, backend="aten"), [0]), gradients(f, [0]))

@@ -1,0 +1,200 @@
+"""Hooks that a compiled function registers on what it computes, and what they write: beside eager PyTorch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import funcgrad as fg
+
+LOG: list = []
+
+
+@pytest.fixture(autouse=True)
+def log():
+    LOG.clear()
+    return LOG
+
+
+def keeps_floats(x):
+    y = x * x
+    y.register_hook(lambda g: LOG.append(float(g.sum())))
+    return (y * 3).sum()
+
+
+def counts_and_scales(x):
+    def hook(g):
+        LOG.append(len(LOG))
+        return g * 2
+
+    y = x * x
+    y.register_hook(hook)
+    return (y * 3).sum()
+
+
+def of_a_result(x):
+    y = (x * x).sum()
+    y.register_hook(LOG.append)
+    return y
+
+
+def in_turn(x):
+    for i in range(3):
+        x = x.exp()
+        x.register_hook(lambda g, i=i: LOG.append((i, g)))
+    return x.sum()
+
+
+def where_it_is_large(x):
+    y = x * x
+    y.register_hook(lambda g: LOG.append(g.norm().item()) if g.norm() > 1 else None)
+    return y.sum()
+
+
+def in_place(x):
+    def hook(g):
+        LOG.append(g.clone())
+        g.mul_(3)
+
+    y = x * x
+    y.register_hook(hook)
+    return (y * 3).sum()
+
+
+def removed(x):
+    y = x * x
+    y.register_hook(LOG.append).remove()
+    y.register_hook(lambda g: LOG.append(1))
+    return y.sum()
+
+
+def passes(f, n=3):
+    """What ``n`` passes leave in the log, and as the gradient."""
+    LOG.clear()
+    x = torch.linspace(0.5, 2, 4, requires_grad=True)
+    for i in range(n):
+        f(x * (i + 1)).backward()
+    return list(LOG), x.grad
+
+
+FUNCTIONS = [keeps_floats, counts_and_scales, of_a_result, in_turn, where_it_is_large, in_place, removed]
+
+
+@pytest.mark.parametrize("backend", ["aten", "c"])
+@pytest.mark.parametrize("f", FUNCTIONS)
+def test_it_writes_in_each_backward_pass(f, backend):
+    torch.testing.assert_close(passes(fg.jit(f, backend=backend)), passes(f), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("f", FUNCTIONS)
+def test_in_a_region_that_is_captured(f):
+    def captured():
+        with fg.compiled_autograd():
+            return passes(fg.jit(f))
+
+    torch.testing.assert_close(captured(), passes(f), rtol=1e-5, atol=1e-6)
+
+
+def test_one_program_for_all_passes():
+    compiled = fg.jit(keeps_floats)
+    passes(compiled, 4)
+    assert compiled.cache_info().misses == 1
+
+
+def test_a_graph_that_is_kept_runs_it_again():
+    loss = fg.jit(keeps_floats)(torch.ones(3, requires_grad=True))
+    loss.backward(retain_graph=True)
+    loss.backward()
+    assert LOG == [9, 9]
+
+
+class Kept(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gradients, self.n = None, 0
+
+    def keep(self, gradient):
+        self.gradients, self.n = gradient, self.n + 1
+
+    def forward(self, x):
+        y = x.sigmoid()
+        y.register_hook(self.keep)
+        return (y * y).sum()
+
+
+def test_what_a_method_keeps():
+    found = []
+    for transform in (lambda f: f, fg.jit):
+        model = Kept()
+        call = transform(model)
+        for n in range(3):
+            call(torch.linspace(0, n, 3).requires_grad_()).backward()
+            found.append((model.gradients, model.n))
+    torch.testing.assert_close(found[:3], found[3:])
+
+
+def test_what_it_prints(capsys):
+    def printing(x):
+        y = x * x
+        y.register_hook(lambda g: print("gradient", g.sum().item()))
+        return y.sum()
+
+    passes(printing)
+    wanted = capsys.readouterr().out
+    passes(fg.jit(printing))
+    assert capsys.readouterr().out == wanted
+
+
+def test_one_that_writes_nothing_is_traced():
+    def scaled(x):
+        y = x * x
+        y.register_hook(lambda g: g * 2)
+        return y.sum()
+
+    compiled, x = fg.jit(scaled), torch.ones(3, requires_grad=True)
+    assert "opaque" not in str(compiled.program(x).joint)
+    (gradient,) = torch.autograd.grad(compiled(x), x, create_graph=True)
+    gradient.sum().backward()
+    assert torch.equal(gradient, torch.full((3,), 4.0)) and torch.equal(x.grad, torch.full((3,), 4.0))
+
+
+def test_a_result_that_does_not_lead_to_it():
+    def both(x):
+        y = x * x
+        y.register_hook(LOG.append)
+        return y.sum(), x * 2
+
+    first, second = fg.jit(both)(torch.ones(2, requires_grad=True))
+    with pytest.raises(fg.MutationError, match="would not run in this backward pass"):
+        second.sum().backward(retain_graph=True)
+    assert LOG == []
+    (first + second.sum()).backward()
+    assert len(LOG) == 1
+
+
+def test_a_second_derivative_does_not_run_it_again():
+    x = torch.ones(3, requires_grad=True)
+    (gradient,) = torch.autograd.grad(fg.jit(keeps_floats)(x), x, create_graph=True)
+    assert LOG == [9]
+    with pytest.raises(fg.UnsupportedTransformError, match="runs once"):
+        gradient.sum().backward()
+    assert LOG == [9]
+
+
+def test_a_hook_of_a_module():
+    """Wrapped as the refusal says."""
+    found = []
+    for transform, wrap in (lambda f: f, lambda f: f), (fg.jit, fg.opaque(like=None)):
+        torch.manual_seed(0)
+        model, n = nn.Sequential(nn.Linear(3, 3), nn.ReLU()), [0]
+
+        def hook(module, given, made, n=n):
+            n[0] += 1
+
+        model[0].register_full_backward_hook(wrap(hook))
+        call = transform(lambda x, model=model: model(x).sum())
+        for _ in range(2):
+            call(torch.ones(2, 3, requires_grad=True)).backward()
+        found.append(n)
+    assert found[0] == found[1] == [2]
