@@ -54,6 +54,7 @@ from .outside import (
     require_compiled_operator,
     require_fitting_values,
 )
+from .pullbacks import is_recorded, run_pullback, with_saved
 from .questions import QUESTIONS, refuse_unknowable
 from .reads import BY_MASK, READS, READS_LATER, TAKES_DATA, asks_for_value, makes_sizes
 from .replacements import replacements_of
@@ -194,6 +195,8 @@ class Lifter(TorchFunctionMode):
             func = method  # said by the operator's name, it means the same
         if func is Tensor.__repr__:
             return self._trace.text_of(args[0])
+        if func in _ABOUT_GRADIENTS and is_recorded(args[0]):
+            return func(*args)
         if self._trace.ignores_requires_grad:
             self._require_no_gradients(func)
         original = args[0] if args else None
@@ -206,6 +209,8 @@ class Lifter(TorchFunctionMode):
             if isinstance(original, Tensor) and func.__name__ == "__set__":
                 drop_gradient_kept(self._trace, original)
         given = kwargs or {}
+        if func is torch.autograd.grad and (found := run_pullback(self._trace, *args, **given)) is not NotImplemented:
+            return found
         if func is torch.autograd.grad and self._trace.graph is None:
             require_no_hooks(self._trace, flatten(args[1] if len(args) > 1 else given["inputs"])[0])
         args = [self._trace.operand(a) for a in args]
@@ -303,7 +308,11 @@ class Lifter(TorchFunctionMode):
 
 def with_modes(trace: Trace) -> Trace:
     """The trace, with the modes under which it runs, and what functions of torch are in it."""
-    rules = functools.partial(unfunctional, trace), trace.writes.before, trace.lineage.note, trace.writes.after
+
+    def before(op: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+        return trace.writes.before(op, with_saved(trace, args), kwargs)
+
+    rules = functools.partial(unfunctional, trace), before, trace.lineage.note, trace.writes.after
     trace.functional = make_functional_mode(*rules, functools.partial(_of_wrappers, trace))
     trace.tracer, trace.lifter, trace.replacements = Tracer(trace), Lifter(trace), replacements_of(trace)
     return trace

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -88,14 +88,18 @@ def observe(function: Callable[..., Any], root: Callable[..., Any], around: Surr
     ``around.grad`` must be True.
     """
     known: list[Tensor] = []
+    saved: dict[int, Tensor] = {}
     while True:
         dry = _DryRun(around, known)
+        dry.trace.saved_outside = saved
         try:
             return dry.trace.run(dry.run, (function, root), {}), dry.watch
         except RestartTrace as met:
-            known.append(met.tensor)
+            known += met.tensors
+            after = met.after
         finally:
             dry.release()
+        after()
 
 
 class _DryRun:
@@ -229,7 +233,7 @@ class _DryRun:
         """The captured tensors met so far, and all inputs by name. Not what an inner function bound: it gets that by
         value."""
         met = {id(t): self.trace.captured[id(t)] for slot, t in self._reals if not isinstance(slot, Arg)}
-        captured = _resolve(root, list(met.values()), self._inputs.tensors, self.watch)
+        captured = _resolve(root, list(met.values()), self._inputs.tensors, self.watch, self.trace.saved_outside)
         return captured, [*self._inputs.tensors, *((c.slot, c.tensor) for c in captured if c.tensor is not None)]
 
     def _meet(self, real: Tensor) -> Tensor:
@@ -459,9 +463,14 @@ def _require_same(
 
 
 def _resolve(
-    root: Callable[..., Any], lifted: Sequence[Lifted], arguments: Sequence[tuple[Arg, Tensor]], watch: Watch
+    root: Callable[..., Any],
+    lifted: Sequence[Lifted],
+    arguments: Sequence[tuple[Arg, Tensor]],
+    watch: Watch,
+    saved: Collection[int],
 ) -> tuple[CapturedTensor, ...]:
-    """Where captured tensors live; gradients of inputs come last, since they are read from these."""
+    """Where captured tensors live; gradients of inputs come last, since they are read from these. Those that a graph
+    ``saved`` live there alone."""
     gradients = {
         id(t.grad): t
         for t in (*(t for _, t in arguments), *(item.real for item in lifted))
@@ -481,7 +490,7 @@ def _resolve(
                 CapturedTensor(slot, item.real, type_text(item.real), item.real.requires_grad, GradientOf(owner))
             )
             continue
-        if isinstance(origin, Unresolved):
+        if isinstance(origin, Unresolved) and id(item.real) not in saved:
             warnings.warn(
                 f"the function uses a tensor {type_text(item.real)} ({item.where}) that could not be traced back to a "
                 "variable or "

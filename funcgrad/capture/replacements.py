@@ -10,7 +10,8 @@ import torch
 
 from .. import refusals
 from ..graphs import tensors_in
-from .captures import GradientsMatter
+from ..torch_private.patches import is_folded
+from .captures import GradientsMatter, RestartTrace
 from .control_calls import cond
 from .fast_paths import fast_path_replacements
 from .gradients import takes_gradient
@@ -74,6 +75,7 @@ def replacements_of(trace: Trace) -> dict[str, Replacement]:
         "causal mask": lambda _, mask, is_causal=None, size=None: is_causal is True,
         "manual_seed": draws.manual_seed,
         "linearize": _no_linearize,
+        "folding": _folded_outside,
         "level": lambda original, tensor, *at: original(trace.operand(tensor), *at),
         "seed": draws.seed,
         "attribute": attribute,
@@ -91,3 +93,10 @@ def replacements_of(trace: Trace) -> dict[str, Replacement]:
 
 def _no_linearize(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     raise refusals.CALLS_LINEARIZE(where=user_line())
+
+
+def _folded_outside(fold: Callable[..., Any], module: Any) -> None:
+    """A linear function computes its constants outside of the trace: it keeps them, and nobody's call is the first
+    one."""
+    if not is_folded(module):
+        raise RestartTrace(after=lambda: fold(module))
