@@ -201,13 +201,9 @@ class Lifter(TorchFunctionMode):
             self._require_no_gradients(func)
         original = args[0] if args else None
         self._hear_of(func)
-        if getattr(func, "__self__", None) is Tensor.grad or func is Tensor.retain_grad:
-            reads = func.__name__ == "__get__"
-            ask_for_gradient(self._trace, original, reads, func is Tensor.retain_grad)
-            if isinstance(original, Tensor) and reads and (found := gradient_kept(self._trace, original)) is not None:
-                return found
-            if isinstance(original, Tensor) and func.__name__ == "__set__":
-                drop_gradient_kept(self._trace, original)
+        about_gradient = getattr(func, "__self__", None) is Tensor.grad or func is Tensor.retain_grad
+        if about_gradient and (found := self._about_gradient(func, original)) is not None:
+            return found
         given = kwargs or {}
         if func is torch.autograd.grad and (found := run_pullback(self._trace, *args, **given)) is not NotImplemented:
             return found
@@ -279,6 +275,16 @@ class Lifter(TorchFunctionMode):
             raise
         finally:
             self._trace.checks = None
+
+    def _about_gradient(self, func: Any, original: Any) -> Tensor | None:
+        """``x.grad`` is asked for, or set; it is given if it is that of before ``x`` came to look otherwise."""
+        reads = func.__name__ == "__get__"
+        ask_for_gradient(self._trace, original, reads, func is Tensor.retain_grad)
+        if isinstance(original, Tensor) and reads:
+            return gradient_kept(self._trace, original)
+        if isinstance(original, Tensor) and func.__name__ == "__set__":
+            drop_gradient_kept(self._trace, original)
+        return None
 
     def _hear_of(self, func: Any) -> None:
         """Refuse what no program can know of a tensor; note who asks for its length."""
