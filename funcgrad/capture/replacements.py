@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from .. import refusals
-from ..graphs import tensors_in
+from ..graphs import tensors_in, type_text
+from ..torch_private.autograd import is_below_autograd
 from ..torch_private.patches import is_folded
 from .captures import GradientsMatter, RestartTrace
 from .control_calls import cond
@@ -76,6 +77,8 @@ def replacements_of(trace: Trace) -> dict[str, Replacement]:
         "manual_seed": draws.manual_seed,
         "linearize": _no_linearize,
         "folding": _folded_outside,
+        # where no overload of an operator fits, C++ writes its arguments down, and goes on to the next one
+        "text": lambda original, tensor, **how: type_text(tensor) if is_below_autograd() else original(tensor, **how),
         "level": lambda original, tensor, *at: original(trace.operand(tensor), *at),
         "seed": draws.seed,
         "attribute": attribute,

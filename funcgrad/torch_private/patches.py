@@ -42,6 +42,10 @@ LINEARIZE_TRACER = eager_transforms, "lazy_dynamo_disallow"
 """What ``torch.func.linearize`` alone calls, just before it starts a tracer of torch's own."""
 
 
+TENSOR_TEXT = torch._tensor_str, "_str"
+"""What writes a tensor down. It asks for its tangent, which below autograd ends in an internal assertion."""
+
+
 LINEAR_FOLDING = FoldedGraphModule, "run_folding"
 """What the function that ``torch.func.linearize`` returns does in its first call: it computes its constants."""
 
