@@ -205,10 +205,8 @@ class Lifter(TorchFunctionMode):
         if about_gradient and (found := self._about_gradient(func, original)) is not None:
             return found
         given = kwargs or {}
-        if func is torch.autograd.grad and (found := run_pullback(self._trace, *args, **given)) is not NotImplemented:
+        if func is torch.autograd.grad and (found := self._gradients(*args, **given)) is not NotImplemented:
             return found
-        if func is torch.autograd.grad and self._trace.graph is None:
-            require_no_hooks(self._trace, flatten(args[1] if len(args) > 1 else given["inputs"])[0])
         args = [self._trace.operand(a) for a in args]
         kwargs = {k: self._trace.operand(v) for k, v in given.items()}
         args[:1] = where_gradients_arrive(self._trace, func, args[:1])
@@ -275,6 +273,13 @@ class Lifter(TorchFunctionMode):
             raise
         finally:
             self._trace.checks = None
+
+    def _gradients(self, outputs: Any, inputs: Any, *rest: Any, **options: Any) -> Any:
+        """``torch.autograd.grad`` through a graph that was recorded outside; ``NotImplemented`` for any other."""
+        found = run_pullback(self._trace, outputs, inputs, *rest, **options)
+        if found is NotImplemented and self._trace.graph is None:
+            require_no_hooks(self._trace, flatten(inputs)[0])
+        return found
 
     def _about_gradient(self, func: Any, original: Any) -> Tensor | None:
         """``x.grad`` is asked for, or set; it is given if it is that of before ``x`` came to look otherwise."""
