@@ -507,6 +507,14 @@ row(
     fixed=fg.jit(torch.vmap(lambda y: (2.0 * y).sum())),
 )
 row(
+    "a pullback of eager PyTorch at a point that requires grad",
+    tracing.PULLBACK_OF_HISTORY,
+    lambda x: fg.jit(torch.func.vjp(torch.exp, x)[1])(torch.ones(3)),
+    leaf,
+    transform=undifferentiated,
+    fixed=lambda x: fg.jit(fg.vjp_compiled(torch.exp, x)[1])(torch.ones(3)),
+)
+row(
     "a buffer that each sample writes to",
     memory.SHARED_BY_SAMPLES,
     lambda x: torch.vmap(torch.func.grad(counts_in(torch.zeros(()))))(x),

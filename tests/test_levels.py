@@ -420,3 +420,25 @@ def test_as_strided_at_a_level(x):
         same(transform(jit(f))(x), transform(f)(x))
     with pytest.raises(RuntimeError, match="out of bounds"):
         func.grad(jit(lambda x: x.as_strided((7,), (1,)).sum()))(x)
+
+
+@pytest.mark.parametrize("how", ["jvp outside", "jvp inside", "dual"])
+@pytest.mark.parametrize(
+    "f",
+    [lambda x: (2 * x).lerp_(x, x.sin()), lambda x: torch.quantile(x, 0.3, 1), lambda x: torch.nanquantile(x, 0.3)],
+    ids=["lerp_", "quantile", "nanquantile"],
+)
+def test_an_operator_whose_overload_is_looked_for_below_autograd(x, f, how):
+    """C++ writes the arguments down on the way to the one that fits."""
+    t = x.cos()
+    wanted = func.jvp(f, (x,), (t,))
+    if how == "jvp outside":
+        found = func.jvp(jit(f), (x,), (t,))
+    elif how == "jvp inside":
+        found = fg.jvp_compiled(f, (x,), (t,), **OPTIONS)
+    else:
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(x, t)
+            found = tuple(torch.autograd.forward_ad.unpack_dual(jit(f)(dual)))
+    same(found, wanted)
+    same(func.jvp(f, (x,), (t,)), wanted)

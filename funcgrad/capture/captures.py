@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import attrs
@@ -38,11 +38,13 @@ def detached(real: Tensor) -> Tensor:
 
 class RestartTrace(BaseException):  # a signal the function must not catch, not an error
     """The dry run met a tensor where no stand-in can be made any more: inside a torch.func transform, or when one
-    over the same memory is in use. It starts again with one."""
+    over the same memory is in use. It starts again with one. Or it starts again ``after`` what must not happen in a
+    trace."""
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, *tensors: Tensor, after: Callable[[], None] = lambda: None) -> None:
         super().__init__()
-        self.tensor = tensor
+        self.tensors = tensors
+        self.after = after
 
 
 class GradientsMatter(BaseException):  # a signal, too

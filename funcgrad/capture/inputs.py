@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from attrs import evolve, frozen
 from torch import Tensor
 
+from .. import refusals
 from ..slots import Arg, Captured, State
-from ..state.guards import Place
+from ..state.guards import Place, same
 from ..trees import Tree, unflatten
 from .capture_sources import GradientOf, Origin, Unresolved
+from .results import hidden_tensor
 
 
 @frozen
@@ -89,3 +91,21 @@ def read_all(captured: Iterable[CapturedTensor], arguments: Mapping[Any, Any]) -
     for c in captured:
         found[c.slot] = c.read(found)
     return {c.slot: found[c.slot] for c in captured}
+
+
+def require_same(
+    given: Sequence[Any], names: Sequence[str], look: Callable[[], tuple[Sequence[Any], Sequence[str]]]
+) -> None:
+    """The containers among the arguments hold what they held: a store into a copy of them would be lost."""
+    now, names_now = look()  # raises ContainerError for one that has come to hold itself
+    changed = [name for name, a, b in zip(names, given, now, strict=False) if not same(a, b)]
+    changed += sorted(set(names) ^ set(names_now))
+    if changed:
+        raise refusals.STORES_INTO_ARGUMENT(changed[0], where=changed[0])
+
+
+def require_none_hidden(given: Sequence[Any], names: Sequence[str]) -> None:
+    """No object among the arguments holds a tensor of the trace when what is known of is undone."""
+    for name, leaf in zip(names, given, strict=True):
+        if (hidden := hidden_tensor(leaf)) is not None:
+            raise refusals.STORES_INTO_ARGUMENT(f"{name}{hidden}", where=f"{name}{hidden}")

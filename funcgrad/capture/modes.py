@@ -55,6 +55,7 @@ from .outside import (
     require_compiled_operator,
     require_fitting_values,
 )
+from .pullbacks import is_recorded, run_pullback, with_saved
 from .questions import QUESTIONS, refuse_unknowable
 from .reads import BY_MASK, READS, READS_LATER, TAKES_DATA, asks_for_value, makes_sizes
 from .replacements import replacements_of
@@ -182,16 +183,6 @@ class Lifter(TorchFunctionMode):
         super().__init__()
         self._trace = trace
 
-    def _gradient(self, func: Any, of: Any) -> Tensor | None:
-        """What a tensor's ``.grad`` is, where it is that of the tensor as it was: before it is read, set or kept."""
-        reads = func.__name__ == "__get__"
-        ask_for_gradient(self._trace, of, reads, func is Tensor.retain_grad)
-        if not isinstance(of, Tensor):
-            return None
-        if func.__name__ == "__set__":
-            drop_gradient_kept(self._trace, of)
-        return gradient_kept(self._trace, of) if reads else None
-
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # torch's own code, below it (a higher-order operator's backward); a subclass's class is not above autograd
         if not functionalising() or self._trace.inside_subclass:
@@ -206,17 +197,18 @@ class Lifter(TorchFunctionMode):
             func = method  # said by the operator's name, it means the same
         if func is Tensor.__repr__:
             return self._trace.text_of(args[0])
+        if func in _ABOUT_GRADIENTS and is_recorded(args[0]):
+            return func(*args)
         if self._trace.ignores_requires_grad:
             self._require_no_gradients(func)
         original = args[0] if args else None
         self._hear_of(func)
-        if getattr(func, "__self__", None) is Tensor.grad or func is Tensor.retain_grad:
-            found = self._gradient(func, original)
-            if found is not None:
-                return found
+        about_gradient = getattr(func, "__self__", None) is Tensor.grad or func is Tensor.retain_grad
+        if about_gradient and (found := self._about_gradient(func, original)) is not None:
+            return found
         given = kwargs or {}
-        if func is torch.autograd.grad and self._trace.graph is None:
-            require_no_hooks(self._trace, flatten(args[1] if len(args) > 1 else given["inputs"])[0])
+        if func is torch.autograd.grad and (found := self._gradients(*args, **given)) is not NotImplemented:
+            return found
         args = [self._trace.operand(a) for a in args]
         kwargs = {k: self._trace.operand(v) for k, v in given.items()}
         args[:1] = where_gradients_arrive(self._trace, func, args[:1])
@@ -294,6 +286,23 @@ class Lifter(TorchFunctionMode):
             self._trace.hooked[id(named)] = user_line()
         return hook_called(hook, user_line()) if self._trace.hooks.is_registered_opaque(hook) else hook
 
+    def _gradients(self, outputs: Any, inputs: Any, *rest: Any, **options: Any) -> Any:
+        """``torch.autograd.grad`` through a graph that was recorded outside; ``NotImplemented`` for any other."""
+        found = run_pullback(self._trace, outputs, inputs, *rest, **options)
+        if found is NotImplemented and self._trace.graph is None:
+            require_no_hooks(self._trace, flatten(inputs)[0])
+        return found
+
+    def _about_gradient(self, func: Any, original: Any) -> Tensor | None:
+        """``x.grad`` is asked for, or set; it is given if it is that of before ``x`` came to look otherwise."""
+        reads = func.__name__ == "__get__"
+        ask_for_gradient(self._trace, original, reads, func is Tensor.retain_grad)
+        if isinstance(original, Tensor) and reads:
+            return gradient_kept(self._trace, original)
+        if isinstance(original, Tensor) and func.__name__ == "__set__":
+            drop_gradient_kept(self._trace, original)
+        return None
+
     def _hear_of(self, func: Any) -> None:
         """Refuse what no program can know of a tensor; note who asks for its length."""
         refuse_unknowable(func)
@@ -322,7 +331,11 @@ class Lifter(TorchFunctionMode):
 
 def with_modes(trace: Trace) -> Trace:
     """The trace, with the modes under which it runs, and what functions of torch are in it."""
-    rules = functools.partial(unfunctional, trace), trace.writes.before, trace.lineage.note, trace.writes.after
+
+    def before(op: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+        return trace.writes.before(op, with_saved(trace, args), kwargs)
+
+    rules = functools.partial(unfunctional, trace), before, trace.lineage.note, trace.writes.after
     trace.functional = make_functional_mode(*rules, functools.partial(_of_wrappers, trace))
     trace.tracer, trace.lifter, trace.replacements = Tracer(trace), Lifter(trace), replacements_of(trace)
     return trace

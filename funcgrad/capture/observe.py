@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -15,13 +14,12 @@ from torch import Tensor
 
 from .. import refusals
 from ..autograd_state import gradient_of, has_history, is_leaf, python_node_below
-from ..errors import UnresolvedCaptureWarning
 from ..graph_primitives import Path
 from ..graphs import type_text
 from ..options import Randomness
 from ..slots import Arg, Base, Captured, NewGradient, NewMemory, Slot, Stored
 from ..state.effects import Refill, Store, Written
-from ..state.guards import Guard, Place, same
+from ..state.guards import Guard, Place
 from ..state.impure import refuse_draw
 from ..state.state import State, same_effects, state_of
 from ..state.watch import Watch
@@ -31,8 +29,8 @@ from ..torch_private.levels import transform_active
 from ..torch_private.modes import without_function_modes
 from ..torch_private.tensors import is_wrapper_subclass, storage_id
 from ..trees import flatten, flatten_arguments
-from .capture_sources import GradientOf, Unresolved, find_origins
-from .captures import Lifted, RestartTrace
+from .capture_sources import GradientOf
+from .captures import RestartTrace
 from .changes import (
     changes_of,
     refuse,
@@ -48,14 +46,15 @@ from .changes import (
 from .facts import Facts, Source, naming
 from .floats import NotSymbolicError
 from .inner import kept_apart
-from .inputs import CapturedTensor, Inputs, Symbolic
+from .inputs import CapturedTensor, Inputs, Symbolic, require_none_hidden, require_same
 from .memory import history, neighbours, overlaps, same_objects
 from .modes import with_modes
 from .onward import Passes, calls_of
 from .outputs import look_at_outputs, results_by_slot
 from .questions import require_bare
 from .reads import READS_LATER
-from .results import hidden_tensor, require_unhooked, require_visible
+from .resolved import resolve
+from .results import require_unhooked, require_visible
 from .stand_ins import Mirrored, mirror, mirror_alone
 from .tensor_hooks import HooksWrite
 from .trace import Trace
@@ -89,18 +88,25 @@ def observe(function: Callable[..., Any], root: Callable[..., Any], around: Surr
     Raises ``MutationError`` or ``AliasContractError`` for what cannot be carried out, ``GradientsMatter`` where
     ``around.grad`` must be True.
     """
-    known, hooks = list[Tensor](), None
+    known: list[Tensor] = []
+    saved: dict[int, Tensor] = {}
+    hooks = None
     while True:
         dry = _DryRun(around, known)
+        dry.trace.saved_outside = saved
         dry.trace.hooks.begin(hooks)
+        after: Callable[[], None] | None = None
         try:
             return dry.trace.run(dry.run, (function, root), {}), dry.watch
         except RestartTrace as met:
-            known.append(met.tensor)
+            known += met.tensors
+            after = met.after
         except HooksWrite:
             hooks = ()
         finally:
             dry.release()
+        if after is not None:
+            after()
 
 
 class _DryRun:
@@ -167,7 +173,7 @@ class _DryRun:
         try:
             with self.watch, torch.set_grad_enabled(self._grad), trace.lifter:
                 result = function(*args, **kwargs)
-            _require_same(given, paths_given, lambda: flatten_arguments(inputs.names, args, kwargs))
+            require_same(given, paths_given, lambda: flatten_arguments(inputs.names, args, kwargs))
             trace.writes.spread_versions()
             leaves, tree, paths = flatten(result)
             require_visible(leaves, paths, tree)
@@ -186,7 +192,7 @@ class _DryRun:
             written, drawn = trace.written(), self.watch.put_draws_back()
             written.undo()
             self.watch.take_numbers_back()
-        _require_none_hidden(given, paths_given)
+        require_none_hidden(given, paths_given)
         if drawn:
             raise refuse_draw(drawn[0])
         if trace.symbols.floats.names and self.watch.said.types:
@@ -252,7 +258,7 @@ class _DryRun:
         """The captured tensors met so far, and all inputs by name. Not what an inner function bound: it gets that by
         value."""
         met = {id(t): self.trace.captured[id(t)] for slot, t in self._reals if not isinstance(slot, Arg)}
-        captured = _resolve(root, list(met.values()), self._inputs.tensors, self.watch)
+        captured = resolve(root, list(met.values()), self._inputs.tensors, self.watch, self.trace.saved_outside)
         return captured, [*self._inputs.tensors, *((c.slot, c.tensor) for c in captured if c.tensor is not None)]
 
     def _meet(self, real: Tensor) -> Tensor:
@@ -477,68 +483,3 @@ class _DryRun:
 
 def _plain(named: Sequence[tuple[Source, Tensor]]) -> list[tuple[Source, Tensor]]:
     return [(slot, tensor) for slot, tensor in named if not is_wrapper_subclass(tensor)]
-
-
-def _require_same(
-    given: Sequence[Any], names: Sequence[str], look: Callable[[], tuple[Sequence[Any], Sequence[str]]]
-) -> None:
-    """The containers among the arguments hold what they held: a store into a copy of them would be lost."""
-    now, names_now = look()  # raises ContainerError for one that has come to hold itself
-    changed = [name for name, a, b in zip(names, given, now, strict=False) if not same(a, b)]
-    changed += sorted(set(names) ^ set(names_now))
-    if changed:
-        raise refusals.STORES_INTO_ARGUMENT(changed[0], where=changed[0])
-
-
-def _require_none_hidden(given: Sequence[Any], names: Sequence[str]) -> None:
-    """No object among the arguments holds a tensor of the trace when what is known of is undone."""
-    for name, leaf in zip(names, given, strict=True):
-        if (hidden := hidden_tensor(leaf)) is not None:
-            raise refusals.STORES_INTO_ARGUMENT(f"{name}{hidden}", where=f"{name}{hidden}")
-
-
-def _resolve(
-    root: Callable[..., Any], lifted: Sequence[Lifted], arguments: Sequence[tuple[Arg, Tensor]], watch: Watch
-) -> tuple[CapturedTensor, ...]:
-    """Where captured tensors live; gradients of inputs come last, since they are read from these."""
-    gradients = {
-        id(t.grad): t
-        for t in (*(t for _, t in arguments), *(item.real for item in lifted))
-        if t.is_leaf and t.grad is not None
-    }
-    lifted = sorted(lifted, key=lambda item: id(item.real) in gradients)
-    slots: dict[int, Source] = {id(t): slot for slot, t in reversed(arguments)}
-    places = watch.places_of([item.real for item in lifted])
-    found_by_walk = iter(find_origins(root, [item.real for item in lifted if id(item.real) not in places]))
-    origins = [places.get(id(item.real)) or next(found_by_walk) for item in lifted]
-    found: list[CapturedTensor] = []
-    for item, origin in zip(lifted, origins, strict=True):
-        if id(item.real) in gradients:
-            owner = slots[id(gradients[id(item.real)])]
-            slot = _fresh(f"{owner}.grad", found)
-            found.append(
-                CapturedTensor(slot, item.real, type_text(item.real), item.real.requires_grad, GradientOf(owner))
-            )
-            continue
-        if isinstance(origin, Unresolved):
-            warnings.warn(
-                f"the function uses a tensor {type_text(item.real)} ({item.where}) that could not be traced back to a "
-                "variable or "
-                "attribute: updates in place are seen, a rebinding is not. Pass it as an argument.",
-                UnresolvedCaptureWarning,
-                stacklevel=2,
-            )
-        slot = _fresh(origin.name or "captured", found)
-        slots.setdefault(id(item.real), slot)
-        found.append(CapturedTensor(slot, item.real, type_text(item.real), item.real.requires_grad, origin))
-    return tuple(found)
-
-
-def _fresh(name: str, found: Sequence[CapturedTensor]) -> Captured:
-    """A slot of this name; numbered where two tensors would read the same."""
-    slot, taken = Captured(name), {c.slot for c in found}
-    for i in itertools.count(2):
-        if slot not in taken:
-            break
-        slot = Captured(f"{name}#{i}")
-    return slot

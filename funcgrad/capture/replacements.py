@@ -9,8 +9,10 @@ from typing import Any
 import torch
 
 from .. import refusals
-from ..graphs import tensors_in
-from .captures import GradientsMatter
+from ..graphs import tensors_in, type_text
+from ..torch_private.autograd import is_below_autograd
+from ..torch_private.patches import is_folded
+from .captures import GradientsMatter, RestartTrace
 from .control_calls import cond
 from .fast_paths import fast_path_replacements
 from .gradients import takes_gradient
@@ -74,6 +76,9 @@ def replacements_of(trace: Trace) -> dict[str, Replacement]:
         "causal mask": lambda _, mask, is_causal=None, size=None: is_causal is True,
         "manual_seed": draws.manual_seed,
         "linearize": _no_linearize,
+        "folding": _folded_outside,
+        # where no overload of an operator fits, C++ writes its arguments down, and goes on to the next one
+        "text": lambda original, tensor, **how: type_text(tensor) if is_below_autograd() else original(tensor, **how),
         "level": lambda original, tensor, *at: original(trace.operand(tensor), *at),
         "seed": draws.seed,
         "attribute": attribute,
@@ -91,3 +96,10 @@ def replacements_of(trace: Trace) -> dict[str, Replacement]:
 
 def _no_linearize(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     raise refusals.CALLS_LINEARIZE(where=user_line())
+
+
+def _folded_outside(fold: Callable[..., Any], module: Any) -> None:
+    """A linear function computes its constants outside of the trace: it keeps them, and nobody's call is the first
+    one."""
+    if not is_folded(module):
+        raise RestartTrace(after=lambda: fold(module))

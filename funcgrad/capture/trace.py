@@ -26,7 +26,7 @@ from ..subclasses import Wrapping, inner_tensors, is_traced, parts
 from ..tags import Tag, tag
 from ..torch_private.fakes import FakeTensor, fake_mode_of, is_bare_functional, without_modes
 from ..torch_private.functional import FunctionalTensor, from_functional, replace_value, to_functional
-from ..torch_private.levels import outside_transforms
+from ..torch_private.levels import is_dead, outside_transforms, unwrap_dead
 from ..torch_private.modes import TorchFunctionMode, without_function_modes
 from ..torch_private.tensors import is_transform_wrapper, is_zero_tensor, level_of, storage_id, unwrap_transform
 from .autocast import backward_under
@@ -78,6 +78,11 @@ class Trace(Recorder):
         super().__init__(record=record, reads_symbols=path is not None and has_sizes(path))
         self._backward_autocast = backward_autocast
         self.lineage = Lineage()
+        self.pullback: str | None = None
+        """Whether a graph that was recorded outside runs, and of what (see ``pullbacks.py``)."""
+        self.saved_outside = dict[int, Tensor]()
+        """What such a graph saved, and what tensors of levels that have ended wrap, by identity: no variable holds
+        it."""
         self.writes = Writes(self.lineage, first_run=stand_in_for is not None)
         self.reads = Reads(self, path)
         self.draws = Draws(self, self.reads, rng, first_run=stand_in_for is not None)
@@ -286,6 +291,8 @@ class Trace(Recorder):
                 raise refusals.CAPTURE_IN_TWO_RUNS(type_text(real), where=user_line())
             require_traceable(real, user_line())
             self.questions.require_no_base(real)
+            if self.pullback is not None:
+                self.saved_outside[id(real)] = real
             self.bind(real, self._stand_in_for(real), user_line())
             self.bodies.entered(self.captured[id(real)].functional)
         return self.captured[id(real)].functional
@@ -322,6 +329,9 @@ class Trace(Recorder):
         inner = unwrap_transform(wrapper)
         if isinstance(inner, FakeTensor) or is_traced(inner) or is_zero_tensor(inner):
             return wrapper
+        if is_dead(wrapper):
+            self.saved_outside[id(inner)] = inner
+            return self.operand(unwrap_dead(wrapper))  # type: ignore[no-any-return]
         if self.at_level and level_of(wrapper) <= self.at_level:
             return self._read_now(self.lineage.current(self.lift(wrapper)))
         error = refusals.OF_OUTER_TRANSFORM(type_text(inner), where=user_line())

@@ -312,6 +312,12 @@ OF_OUTER_TRANSFORM = Refusal(
     "the function closes over a tensor {0} that belongs to an enclosing torch.func transform",
     "let the compiled function be the outermost: compile the transformed function, fg.jit(torch.vmap(f))",
 )
+PULLBACK_OF_HISTORY = Refusal(
+    CapturedTransformError,
+    "the function calls what torch.func.vjp returned outside, whose graph of eager PyTorch saved a tensor {0} that is "
+    "itself differentiated",
+    "let vjp be of a compiled function: fg.vjp_compiled(f, x), or torch.func.vjp(fg.jit(f), x)",
+)
 CAPTURE_IN_TWO_RUNS = Refusal(
     TraceError,
     "the function used another outside tensor ({0}) in its second run than in its first",

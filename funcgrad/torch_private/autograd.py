@@ -36,6 +36,11 @@ def autograd_heard() -> Iterator[None]:
         yield
 
 
+def is_below_autograd() -> bool:
+    """Whether autograd hears of nothing now."""
+    return torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.ADInplaceOrView)
+
+
 def running_node() -> object | None:
     """The node of autograd's graph that a backward pass of this thread runs, or whose hooks."""
     return torch._C._current_autograd_node()

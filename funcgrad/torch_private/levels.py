@@ -188,6 +188,11 @@ unwrap_dead: Callable[[torch.Tensor], torch.Tensor] = torch._C._functorch.unwrap
 """A tensor of a level that has ended is what it wraps."""
 
 
+def is_dead(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is of a level of torch.func that has ended."""
+    return is_transform_wrapper(tensor) and unwrap_dead(tensor) is not tensor
+
+
 _LEGACY_BATCHED = torch._C._dispatch_key_parse("Batched")
 
 

@@ -35,6 +35,13 @@ def draws_random(op: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in op.tags
 
 
+def decomposed(op: Any) -> Callable[..., Any]:
+    """An operator in other operators, as torch itself has it."""
+    from torch._decomp import decomposition_table  # it takes a while to import
+
+    return decomposition_table[op]  # type: ignore[no-any-return]
+
+
 FUSED_ADAM, FUSED_ADAMW = torch._fused_adam_, torch._fused_adamw_
 
 

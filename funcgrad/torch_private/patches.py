@@ -14,6 +14,7 @@ import torch
 # FakeTensorMode and friends: 2.11, 2.13, 2.15
 from torch._functorch import eager_transforms
 from torch._functorch import vmap as functorch_vmap
+from torch.fx.experimental.const_fold import FoldedGraphModule
 
 _operators = importlib.import_module("torch._higher_order_ops.utils")
 
@@ -39,6 +40,19 @@ WRAPS_FOR_LEVELS = (eager_transforms, "_wrap_for_grad"), (functorch_vmap, "_add_
 
 LINEARIZE_TRACER = eager_transforms, "lazy_dynamo_disallow"
 """What ``torch.func.linearize`` alone calls, just before it starts a tracer of torch's own."""
+
+
+TENSOR_TEXT = torch._tensor_str, "_str"
+"""What writes a tensor down. It asks for its tangent, which below autograd ends in an internal assertion."""
+
+
+LINEAR_FOLDING = FoldedGraphModule, "run_folding"
+"""What the function that ``torch.func.linearize`` returns does in its first call: it computes its constants."""
+
+
+def is_folded(module: Any) -> bool:
+    """Whether there is nothing of that to do."""
+    return module.has_folding_been_run or module.const_subgraph_module is None  # type: ignore[no-any-return]
 
 
 BACKWARD_ENGINE = torch.autograd, "_engine_run_backward"

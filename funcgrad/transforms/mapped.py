@@ -1,5 +1,6 @@
 """What stands for calls of a graph where it runs inside of transforms: operators that vmap has no rule for, or a
-wrong or a stricter one, and control flow, which is traced once more, and not unrolled."""
+wrong or a stricter one, those of backward passes that have no derivative, and control flow, which is traced once more,
+and not unrolled."""
 
 from __future__ import annotations
 
@@ -13,6 +14,9 @@ from .. import control_flow
 from ..capture.control_flow import Choice, Scan, While, apply
 from ..capture.trace import Trace, active_trace
 from ..graphs import Graph
+from ..torch_private.levels import dual_parts
+from ..torch_private.operators import decomposed
+from ..torch_private.tensors import is_tracked_wrapper, is_transform_wrapper, wrapped_value
 
 aten = torch.ops.aten
 
@@ -75,7 +79,43 @@ def _repeat(condition: Graph, body: Graph, carry: Sequence[Tensor], constants: S
     return apply(flow, [*(t.contiguous() for t in carry), *constants])
 
 
+def _is_differentiated(value: Any) -> bool:
+    """Whether some level of autograd knows a value."""
+    if not isinstance(value, Tensor):
+        return False
+    if dual_parts(value)[1] is not None:
+        return True
+    while is_transform_wrapper(value):
+        if is_tracked_wrapper(value):
+            return True
+        value = wrapped_value(value)
+    return bool(value.requires_grad)
+
+
+def _with_derivative(op: Any) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (decomposed(op) if any(map(_is_differentiated, args)) else op)(*args, **kwargs)
+
+    return call
+
+
+_WITHOUT_DERIVATIVE = (
+    aten.hardsigmoid_backward.default,
+    aten.huber_loss_backward.default,
+    aten.logit_backward.default,
+    aten.mish_backward.default,
+    aten.native_group_norm_backward.default,
+    aten.nll_loss_backward.default,
+    aten.nll_loss2d_backward.default,
+    aten.silu_backward.default,
+    aten.soft_margin_loss_backward.default,
+)
+"""What computes gradients and has none itself, or no tangent, though what it is the gradient of has second ones, or
+tangents."""
+
+
 MAPPED: Mapping[Any, Any] = {
+    **{op: _with_derivative(op) for op in _WITHOUT_DERIVATIVE},
     aten.as_strided_scatter.default: _as_strided_put,
     aten.copy.default: _copied,
     aten.fill.Scalar: _filled,

@@ -1,0 +1,78 @@
+"""What ``torch.func.vjp`` returned outside, called in a trace: autograd goes through the graph that was recorded there.
+
+Its nodes compute with the incoming gradient, which is of the trace, and with what they saved, real tensors that no
+torch-function mode sees, as they come from below it. These are captured tensors like others, but for what is above
+them: where one has a history of its own that the call would go on with, it is refused. (The nodes of compiled
+functions are Python, and give what they saved to functions that the trace sees.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import refusals
+from ..graphs import type_text
+from ..torch_private.autograd import autograd_heard
+from ..torch_private.fakes import FakeTensor
+from ..torch_private.functional import FunctionalTensor
+from ..torch_private.levels import is_dead, unwrap_dead
+from ..torch_private.modes import without_function_modes
+from ..torch_private.tensors import is_transform_wrapper, is_wrapper_subclass
+from ..trees import flatten
+from .source_location import user_line
+from .trace import Trace
+
+
+def run_pullback(trace: Trace, outputs: Any, inputs: Any, *rest: Any, **options: Any) -> Any:
+    """``torch.autograd.grad`` of tensors with such a graph; ``NotImplemented`` of others."""
+    given = [v for v in flatten((outputs, inputs))[0] if isinstance(v, Tensor)]
+    if not any(map(is_recorded, given)):
+        return NotImplemented
+    before = trace.pullback
+    trace.pullback = "of a level" if any(is_transform_wrapper(_below(v)) for v in given) else "of no level"
+    try:
+        return torch.autograd.grad(
+            _as_recorded(trace, outputs),
+            _as_recorded(trace, inputs),
+            *map(trace.operand, rest),
+            **{name: trace.operand(value) for name, value in options.items()},
+        )
+    finally:
+        trace.pullback = before
+
+
+def is_recorded(value: Any) -> bool:
+    """Whether a tensor is of a level that has ended, which has recorded its history."""
+    return isinstance(value, Tensor) and is_dead(value) and value.requires_grad
+
+
+def _below(value: Tensor) -> Tensor:
+    while is_dead(value):
+        value = unwrap_dead(value)
+    return value
+
+
+def _as_recorded(trace: Trace, value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_as_recorded(trace, v) for v in value]
+    return value if is_recorded(value) else trace.operand(value)
+
+
+def with_saved(trace: Trace, args: Sequence[Any]) -> Sequence[Any]:
+    """The arguments of an operator that such a graph calls, with what stands for the tensors that it saved."""
+    return args if trace.pullback is None else type(args)(_stand_in(trace, v) for v in args)  # type: ignore[call-arg]
+
+
+def _stand_in(trace: Trace, value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)(_stand_in(trace, v) for v in value)
+    if not isinstance(value, Tensor) or isinstance(value, (FakeTensor, FunctionalTensor)) or is_wrapper_subclass(value):
+        return value
+    if trace.pullback == "of a level" or (value.requires_grad and torch.is_grad_enabled()):
+        raise refusals.PULLBACK_OF_HISTORY(type_text(value), where=user_line())
+    with without_function_modes(), trace.functional, autograd_heard():  # as where the function mentions one
+        return trace.lineage.current(trace.lift(value))

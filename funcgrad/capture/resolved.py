@@ -1,0 +1,71 @@
+"""The captured tensors of a function as inputs: a slot for each, by where it lives."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import UnresolvedCaptureWarning
+from ..graphs import type_text
+from ..slots import Arg, Captured
+from ..state.watch import Watch
+from .capture_sources import GradientOf, Unresolved, find_origins
+from .captures import Lifted
+from .facts import Source
+from .inputs import CapturedTensor
+
+
+def resolve(
+    root: Callable[..., Any],
+    lifted: Sequence[Lifted],
+    arguments: Sequence[tuple[Arg, Tensor]],
+    watch: Watch,
+    saved: Collection[int],
+) -> tuple[CapturedTensor, ...]:
+    """Where captured tensors live; gradients of inputs come last, since they are read from these. Those that a graph
+    ``saved`` live there alone."""
+    gradients = {
+        id(t.grad): t
+        for t in (*(t for _, t in arguments), *(item.real for item in lifted))
+        if t.is_leaf and t.grad is not None
+    }
+    lifted = sorted(lifted, key=lambda item: id(item.real) in gradients)
+    slots: dict[int, Source] = {id(t): slot for slot, t in reversed(arguments)}
+    places = watch.places_of([item.real for item in lifted])
+    found_by_walk = iter(find_origins(root, [item.real for item in lifted if id(item.real) not in places]))
+    origins = [places.get(id(item.real)) or next(found_by_walk) for item in lifted]
+    found: list[CapturedTensor] = []
+    for item, origin in zip(lifted, origins, strict=True):
+        if id(item.real) in gradients:
+            owner = slots[id(gradients[id(item.real)])]
+            slot = _fresh(f"{owner}.grad", found)
+            found.append(
+                CapturedTensor(slot, item.real, type_text(item.real), item.real.requires_grad, GradientOf(owner))
+            )
+            continue
+        if isinstance(origin, Unresolved) and id(item.real) not in saved:
+            warnings.warn(
+                f"the function uses a tensor {type_text(item.real)} ({item.where}) that could not be traced back to a "
+                "variable or "
+                "attribute: updates in place are seen, a rebinding is not. Pass it as an argument.",
+                UnresolvedCaptureWarning,
+                stacklevel=2,
+            )
+        slot = _fresh(origin.name or "captured", found)
+        slots.setdefault(id(item.real), slot)
+        found.append(CapturedTensor(slot, item.real, type_text(item.real), item.real.requires_grad, origin))
+    return tuple(found)
+
+
+def _fresh(name: str, found: Sequence[CapturedTensor]) -> Captured:
+    """A slot of this name; numbered where two tensors would read the same."""
+    slot, taken = Captured(name), {c.slot for c in found}
+    for i in itertools.count(2):
+        if slot not in taken:
+            break
+        slot = Captured(f"{name}#{i}")
+    return slot
