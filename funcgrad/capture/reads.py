@@ -31,6 +31,7 @@ from ..graph_primitives import (
     shapes_of,
     sizes_varied,
 )
+from ..state.lines import user_line
 from ..symbolic.polynomials import LEAST
 from ..torch_private.fakes import DataDependentOutputException, DynamicOutputShapeException, fake_below, without_modes
 from ..torch_private.levels import outside_transforms
@@ -39,7 +40,6 @@ from ..torch_private.operators import is_operator
 from ..torch_private.symbols import expression
 from .floats import Int, NotSymbolicError, fixed
 from .recorder import Recorder
-from .source_location import user_line
 from .tape import Tape, UnknownValue
 from .traced_sizes import seen
 

@@ -10,6 +10,7 @@ import torch
 
 from .. import refusals
 from ..graphs import tensors_in
+from ..state.lines import user_line
 from .captures import GradientsMatter
 from .control_calls import cond
 from .fast_paths import fast_path_replacements
@@ -18,7 +19,6 @@ from .math_functions import of_math
 from .optimiser_steps import steps_of_optimisers
 from .questions import ABSENT
 from .regions import checkpointed
-from .source_location import user_line
 from .torch_patches import Replacement, set_
 from .trace import Trace
 
