@@ -240,6 +240,9 @@ class Reads:
         return self._as_data(at) if type(at) is list else self._as_bounds(at)
 
     def _as_bounds(self, at: Any) -> Any:
+        """A slice, or a whole number in a tensor, which says where a view begins."""
+        if isinstance(at, Tensor) and at.dtype not in (torch.bool, torch.uint8):
+            return self._as_number(at)
         return slice(*map(self._as_number, (at.start, at.stop, at.step))) if type(at) is slice else at
 
     def _as_number(self, value: Any) -> Any:
