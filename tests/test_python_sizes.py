@@ -198,3 +198,44 @@ def test_programs_that_are_meant_or_few_are_not_warned_of() -> None:
         lambda x: x.sin() if len(x) > 25 else x.cos() if len(x) > 15 else x.exp() if len(x) > 7 else x, backend="aten"
     )
     assert not any(warnings_of(steps, calls)) and steps.cache_info().misses >= 4
+
+
+# ── so does what takes a number that was read of a tensor ────────────────────────────────────────────────────────
+
+TABLE = [0.5 * i for i in range(10)]
+READS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
+    "factor": (lambda x, n: int(n) * x, lambda x, n: n.item() * x),
+    "quotient": (lambda x, n: x / int(n), lambda x, n: x / n.item()),
+    "root": (lambda x, n: x * math.sqrt(int(n)), lambda x, n: x * math.sqrt(n.item())),
+    "float": (lambda x, n: x * float(n.double() * 0.3), lambda x, n: x * (n.double() * 0.3).item()),
+    "power": (lambda x, n: x.abs() ** int(n), lambda x, n: x.abs() ** n.item()),
+    "slice": (lambda x, n: x[: int(n)].sum() * x, lambda x, n: x[: n.item()].sum() * x),
+    "zeros": (lambda x, n: torch.zeros(int(n)).cos().sum() + x, lambda x, n: torch.zeros(n.item()).cos().sum() + x),
+    "row": (lambda x, n: x[int(n)] * 2, lambda x, n: x[n.item()] * 2),
+    "of a list": (lambda x, n: x * TABLE[int(n)], lambda x, n: x * torch.tensor(TABLE)[n]),
+    "of a number": (lambda x, n: x * int(n.item()), lambda x, n: x * n.item()),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_number_that_is_read_is_named_at_the_fourth_program_and_the_fix_works(name: str) -> None:
+    """Python makes an int of what ``int`` returns; what ``item`` returns is a symbol from its second value on."""
+    taken, fixed = READS[name]
+    calls = [(torch.randn(10), torch.tensor(n)) for n in (3, 5, 7, 4, 6, 9)]
+    compiled = fg.jit(taken, backend="aten")
+    found = warnings_of(compiled, calls)
+    assert [len(texts) for texts in found] == [0, 0, 0, 1, 0, 0] and compiled.cache_info().misses == 6
+    line = f"test_python_sizes.py:{taken.__code__.co_firstlineno} in <lambda>"
+    assert "compiles for the 4th time" in found[3][0] and line in found[3][0] and ".item()" in found[3][0]
+    compiled = fg.jit(fixed, backend="aten")
+    assert not any(warnings_of(compiled, calls)) and compiled.cache_info().misses <= 2
+    for args in calls:
+        assert_rounded(compiled(*args), taken(*args))
+
+
+def test_reads_that_decide_few_programs_are_not_warned_of() -> None:
+    calls = [(torch.randn(10), torch.tensor(n)) for n in (3, 25, 7, 17, 9, 1)]
+    steps = fg.jit(lambda x, n: x.sin() if n > 20 else x.cos() if n > 10 else x.exp() if n > 5 else x, backend="aten")
+    assert not any(warnings_of(steps, calls)) and steps.cache_info().misses >= 4
+    meant = fg.jit(lambda x, n: x * int(n), backend="aten", dynamic=False)
+    assert not any(warnings_of(meant, calls))

@@ -249,3 +249,34 @@ def test_memory_like_a_tensor_of_any_size_makes_no_noise(backend):
     for seed, n in enumerate((8, 9, 10)):
         x = torch.randn(n, 4, generator=torch.Generator().manual_seed(seed))
         assert_rounded(_result(compiled, x, seed, True), _result(f, x, seed, False))
+
+
+def _put(x, n):
+    y = x.clone()
+    y[n] += 1
+    y[..., n] = y[..., n].exp()
+    return y
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, n: x[n] * 2,
+        lambda x, n: x[:, n].sin(),
+        lambda x, n: x[None, n, n] * x,
+        lambda x, n: x[n, torch.tensor([0, 2])].sum() * x,
+        lambda x, n: torch.stack([x[i] for i in torch.stack([n, n + 1])]),
+        lambda x, n: x[n.int()] * x[n:].sum(),
+        lambda x, n: x[n + 3] * x[n].detach(),
+        _put,
+    ],
+)
+def test_a_number_in_a_tensor_is_a_symbol_as_an_index(function):
+    """PyTorch's indexing makes a number of it, where no mode hears of it: each index was a path."""
+    compiled, x = fg.jit(function, backend="aten"), torch.randn(14, 14)
+    for n in (3, 5, 7, 4, 6, 9):
+        a, b = (x.clone().requires_grad_() for _ in range(2))
+        found, expected = compiled(a, torch.tensor(n)), function(b, torch.tensor(n))
+        assert_rounded(found, expected)
+        assert_rounded(torch.autograd.grad(found.sum(), a), torch.autograd.grad(expected.sum(), b))
+    assert compiled.cache_info().misses == 2

@@ -12,11 +12,11 @@ from torch import Tensor
 from .. import refusals
 from ..errors import UnsupportedTensorError
 from ..graphs import tensors_in, type_text
+from ..state.lines import user_line
 from ..subclasses import inner_tensors, is_traced
 from ..torch_private.fakes import fake_below
 from ..torch_private.functional import FunctionalTensor, from_functional, mutation_count
 from ..torch_private.tensors import storage_id, unwrap_transform
-from .source_location import user_line
 
 
 @define(eq=False)

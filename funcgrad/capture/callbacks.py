@@ -17,12 +17,12 @@ from torch import Tensor
 
 from .. import refusals
 from ..graphs import type_text
+from ..state.lines import user_line
 from ..torch_private.autograd import autograd_heard
 from ..torch_private.fakes import without_modes
 from ..torch_private.functional import FunctionalTensor, from_functional
 from .control_flow import reading_saved
 from .derived import Gradients, is_differentiable, or_zeros, spread
-from .source_location import user_line
 from .trace import Trace, active_trace
 from .traced_bodies import functional
 

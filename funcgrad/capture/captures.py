@@ -13,10 +13,10 @@ from torch.nn.parameter import is_lazy
 
 from .. import refusals
 from ..levels import level_of_call
+from ..state.lines import user_line
 from ..subclasses import Wrapping
 from ..torch_private.levels import transform_active
 from ..torch_private.tensors import is_transform_wrapper, is_wrapper_subclass, is_zero_tensor
-from .source_location import user_line
 
 
 @attrs.define(eq=False)

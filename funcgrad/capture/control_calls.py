@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from .. import refusals
+from ..state.lines import user_line
 from ..torch_private.operators import PACK_PADDED, PAD_PACKED
 from ..torch_private.patches import generic_associative_scan
 from ..trees import Tree, flatten, require_same, unflatten
 from .control_flow import Choice, Scan, While, apply
 from .packed_sequences import PACKED_NETWORKS, is_packed, pack, pad
-from .source_location import user_line
 from .trace import Trace
 from .traced_bodies import Body, closed_over
 

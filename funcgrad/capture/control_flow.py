@@ -22,12 +22,12 @@ from .. import refusals
 from ..control_flow import choose, repeat, scan
 from ..graph_primitives import Opaque
 from ..graphs import Graph, has_effect, is_random, type_text
+from ..state.lines import user_line
 from ..torch_private.fakes import without_modes
 from ..torch_private.functional import FunctionalTensor, from_functional
 from .bodies import no_subclass
 from .derived import Function, Gradients, beside, in_batch, is_differentiable, or_zeros, pull, push, spread, vmapped
 from .floats import NotSymbolicError
-from .source_location import user_line
 from .trace import Trace
 from .traced_bodies import draws, functional, graph_of
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from .. import refusals
 from ..errors import FuncgradError
+from ..state.lines import user_line
 from ..torch_private.fakes import DataDependentOutputException, DynamicOutputShapeException
 from ..torch_private.operators import DYNAMO as _DYNAMO
 from ..torch_private.symbols import GuardOnDataDependentSymNode
-from .source_location import user_line, user_line_of
+from .source_location import user_line_of
 
 _ASKED = (
     "tolist() shouldn't be called on a tensor with unallocated storage",

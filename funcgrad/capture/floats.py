@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from torch import SymBool, SymFloat, SymInt, Tensor
 
+from ..state.lines import user_line
 from ..torch_private.symbols import NumberBelow, constant_bool, expression, python_text
-from .source_location import user_line
 
 _LONGEST = 4000
 """What takes more characters to write down is fixed to its value."""

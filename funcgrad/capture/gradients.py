@@ -11,10 +11,10 @@ from torch import Tensor
 from .. import refusals
 from ..autograd_state import gradient_of, is_leaf, is_untold, renew_history
 from ..graphs import type_text
+from ..state.lines import user_line
 from ..subclasses import is_traced
 from ..torch_private.modes import without_function_modes
 from .captures import RestartTrace
-from .source_location import user_line
 from .trace import Trace
 
 

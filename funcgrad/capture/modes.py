@@ -16,6 +16,7 @@ from torch import Tensor
 from ..autograd_state import is_untold, renew_history
 from ..graphs import tensors_in
 from ..state.lengths import asking_globals
+from ..state.lines import user_line
 from ..subclasses import is_traced
 from ..torch_private.autograd import running_node_name
 from ..torch_private.fakes import FakeTensor
@@ -60,7 +61,7 @@ from .questions import QUESTIONS, refuse_unknowable
 from .reads import BY_MASK, READS, READS_LATER, TAKES_DATA, asks_for_value, makes_sizes
 from .replacements import replacements_of
 from .sized_calls import OF_SIZES
-from .source_location import asked_by_us, user_line
+from .source_location import asked_by_us
 from .storage_mutation import GIVES, RESTRIDES, call_with_out, give_data, restride
 from .storages import STORAGES, require_memory_in_place, storage_of
 from .torch_patches import set_
@@ -266,8 +267,7 @@ class Lifter(TorchFunctionMode):
                 self._trace.forgotten.used((*args, *kwargs.values()), out)
             if isinstance(out, Tensor) and is_traced(given.get("out")) and out is self._trace.current(given["out"]):
                 return given["out"]
-            # one object, whoever asks (x += 1, x is y)
-            return original if isinstance(out, Tensor) and args and out is args[0] else out
+            return original if isinstance(out, Tensor) and args and out is args[0] else out  # x += 1 is one object
         except (RuntimeError, TypeError) as error:
             if func in READS:
                 self._trace.refused = error

@@ -18,9 +18,9 @@ from .. import refusals
 from ..autograd_state import has_hooks, is_leaf, version_of
 from ..graphs import type_text
 from ..slots import Onward
+from ..state.lines import user_line
 from .facts import BackwardCall, Facts, Source
 from .questions import Asked
-from .source_location import user_line
 from .stand_ins import Mirrored
 
 

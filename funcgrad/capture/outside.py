@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from .. import refusals
+from ..state.lines import user_line
 from ..torch_private.operators import operator_of_functions
 from ..torch_private.tensors import unwrap_transform
 from .error_translation import unsupported_operator
 from .fused_steps import FUSED_STEPS
 from .memory import overlaps_itself
-from .source_location import user_line
 from .traced_sizes import seen
 from .views import is_dense
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .. import refusals
 from ..graphs import type_text
+from ..state.lines import user_line
 from ..torch_private.autograd import autograd_heard
 from ..torch_private.fakes import FakeTensor
 from ..torch_private.functional import FunctionalTensor
@@ -23,7 +24,6 @@ from ..torch_private.levels import is_dead, unwrap_dead
 from ..torch_private.modes import without_function_modes
 from ..torch_private.tensors import is_transform_wrapper, is_wrapper_subclass
 from ..trees import flatten
-from .source_location import user_line
 from .trace import Trace
 
 

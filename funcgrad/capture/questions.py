@@ -17,12 +17,13 @@ from torch import SymInt, Tensor, nn
 from .. import refusals
 from ..autograd_state import has_history, has_hooks
 from ..slots import Arg, Captured
+from ..state.lines import is_user_file, user_line
 from ..subclasses import is_traced
 from ..torch_private.fakes import without_modes
 from ..torch_private.functional import FunctionalTensor
 from ..torch_private.modes import without_function_modes
 from ..torch_private.tensors import ASKS_BASE, ASKS_HISTORY, ASKS_VERSION, is_wrapper_subclass
-from .source_location import asked_by_us, is_user_file, user_line
+from .source_location import asked_by_us
 
 _BY_ANYBODY = {Tensor.data_ptr, Tensor.__reduce_ex__, Tensor.__deepcopy__}
 """What is refused of libraries' code, too."""

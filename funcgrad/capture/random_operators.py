@@ -30,6 +30,7 @@ from ..generators import (
 )
 from ..graphs import type_text
 from ..philox import philox
+from ..state.lines import user_line
 from ..torch_private.fakes import without_modes
 from ..torch_private.functional import from_functional
 from ..torch_private.levels import outside_transforms
@@ -37,7 +38,6 @@ from ..torch_private.modes import without_function_modes
 from ..torch_private.operators import argument_names, draws_random, generator_id, is_operator
 from .reads import Reads
 from .recorder import Recorder
-from .source_location import user_line
 from .torch_patches import seeds_noted
 from .views import is_dense
 

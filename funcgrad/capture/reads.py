@@ -31,6 +31,7 @@ from ..graph_primitives import (
     shapes_of,
     sizes_varied,
 )
+from ..state.lines import user_line
 from ..symbolic.polynomials import LEAST
 from ..torch_private.fakes import DataDependentOutputException, DynamicOutputShapeException, fake_below, without_modes
 from ..torch_private.levels import outside_transforms
@@ -39,7 +40,6 @@ from ..torch_private.operators import is_operator
 from ..torch_private.symbols import expression
 from .floats import Int, NotSymbolicError, fixed
 from .recorder import Recorder
-from .source_location import user_line
 from .tape import Tape, UnknownValue
 from .traced_sizes import seen
 
@@ -245,6 +245,9 @@ class Reads:
         return self._as_data(at) if type(at) is list else self._as_bounds(at)
 
     def _as_bounds(self, at: Any) -> Any:
+        """A slice, or a whole number in a tensor, which says where a view begins."""
+        if isinstance(at, Tensor) and at.dtype not in (torch.bool, torch.uint8):
+            return self._as_number(at)
         return slice(*map(self._as_number, (at.start, at.stop, at.step))) if type(at) is slice else at
 
     def _as_number(self, value: Any) -> Any:

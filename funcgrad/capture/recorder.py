@@ -16,6 +16,7 @@ from ..graph_primitives import getitem, require_false, require_true, scalar, siz
 from ..graphs import Graph, pass_of, storages, value_of, written_copies
 from ..opaque_calls import call_opaque
 from ..slots import Arg, Out, Signature, Slot, identifier
+from ..state.lines import user_line
 from ..torch_private.autograd import next_sequence_number, running_sequence_number
 from ..torch_private.fakes import FakeTensor, FakeTensorMode, without_modes
 from ..torch_private.modes import TorchDispatchMode
@@ -24,7 +25,6 @@ from .bodies import Bodies
 from .fake_tensor_cache import Results
 from .floats import NotSymbolicError
 from .regions import Region, mark
-from .source_location import user_line
 from .symbols import Symbols
 
 

@@ -20,10 +20,10 @@ from torch.utils.checkpoint import CheckpointPolicy
 from .. import refusals
 from ..checkpoint_policies import Policy, name_asked
 from ..graphs import is_getitem, is_view, tensors_in, value_of
+from ..state.lines import user_line
 from ..tags import Said, Tag, said_of, say
 from ..torch_private.autograd import checkpoint_contexts, policy_context
 from ..torch_private.operators import is_operator
-from .source_location import user_line
 
 _FLAGS = {
     CheckpointPolicy.MUST_SAVE: Tag.MUST_SAVE,

@@ -10,6 +10,7 @@ import torch
 
 from .. import refusals
 from ..graphs import tensors_in, type_text
+from ..state.lines import user_line
 from ..torch_private.autograd import is_below_autograd
 from ..torch_private.patches import is_folded
 from .captures import GradientsMatter, RestartTrace
@@ -20,7 +21,6 @@ from .math_functions import of_math
 from .optimiser_steps import steps_of_optimisers
 from .questions import ABSENT
 from .regions import checkpointed
-from .source_location import user_line
 from .torch_patches import Replacement, set_
 from .trace import Trace
 

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from .. import refusals
 from ..graphs import is_expanded, target_text, tensors_in
+from ..state.lines import user_line
 from ..torch_private.operators import written_by
 from ..torch_private.tensors import storage_id, unwrap_transform
 from .lineage import Lineage
 from .memory import overlaps_itself, positions
 from .outside import FILLS
-from .source_location import user_line
 from .views import Geometry, steps_between, take
 
 aten = torch.ops.aten

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import traceback
@@ -10,6 +9,7 @@ import traceback
 import torch
 
 from ..errors import FuncgradError
+from ..state.lines import is_user_file, short_name
 from ..state.names import LIBRARIES, package
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -35,11 +35,6 @@ _DEFINITIONS = os.path.join("transforms", "definition.py")
 """What a transform means: it runs the backward pass of the function's, which PyTorch may refuse."""
 
 
-def is_user_file(filename: str) -> bool:
-    """Whether a source file is neither torch's nor funcgrad's."""
-    return not filename.startswith((_HERE, _TORCH, "<")) and filename != contextlib.__file__
-
-
 def asked_by_us(depth: int = 2) -> bool:
     """Whether funcgrad's own code, ``depth`` frames up, makes the call that is looked at, not the function."""
     return sys._getframe(depth).f_code.co_filename.startswith(_HERE)
@@ -52,22 +47,6 @@ def asked_by_library(depth: int = 2) -> bool:
     while frame.f_back is not None and frame.f_code.co_filename == _ABC:
         frame = frame.f_back
     return frame.f_code.co_filename.startswith((_HERE, _TORCH))
-
-
-def short_name(filename: str) -> str:
-    """The name of a source file as a reader knows it; the file of a notebook cell has no name worth showing."""
-    return "cell" if "ipykernel" in filename else os.path.basename(filename)
-
-
-def user_line() -> str | None:
-    """``file:line in function`` of the innermost frame that is neither torch's nor funcgrad's."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if is_user_file(code.co_filename):
-            return f"{short_name(code.co_filename)}:{frame.f_lineno} in {code.co_name}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return None
 
 
 def user_line_of(error: BaseException) -> str | None:

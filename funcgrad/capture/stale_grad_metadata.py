@@ -20,7 +20,7 @@ from .. import refusals
 from ..autograd_state import family_of, has_history, is_leaf, nodes_below, version_of
 from ..errors import MutationError
 from ..graphs import tensors_in, type_text
-from .source_location import user_line
+from ..state.lines import user_line
 
 
 class Forgotten:

@@ -17,6 +17,7 @@ from torch import Tensor
 from .. import refusals
 from ..autograd_state import bump_version, is_stale, version_of, with_history_of, without_derivative
 from ..graphs import type_text
+from ..state.lines import user_line
 from ..subclasses import is_traced
 from ..torch_private.autograd import creation_meta, set_creation_meta
 from ..torch_private.fakes import without_modes
@@ -24,7 +25,6 @@ from ..torch_private.functional import FunctionalTensor, from_functional
 from ..torch_private.modes import without_function_modes
 from ..torch_private.operators import without_overload
 from ..trees import flatten
-from .source_location import user_line
 from .torch_patches import set_
 from .trace import Trace
 from .views import HowGiven, is_dense

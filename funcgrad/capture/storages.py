@@ -10,8 +10,8 @@ from torch import Tensor
 
 from .. import refusals
 from ..errors import DataDependentControlFlowError, FuncgradError
+from ..state.lines import user_line
 from ..torch_private.tensors import storage_identity
-from .source_location import user_line
 
 _SIZES = frozenset({"nbytes", "size", "__len__"})
 _KNOWN = frozenset({"_cdata", "device", "is_cuda", "is_cpu", "is_sparse"})

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from .. import refusals
 from ..state.guards import same
+from ..state.lines import user_line
 from ..state.output import keeping
 from ..subclasses import is_traced
-from .source_location import user_line
 
 Hook = Callable[[Tensor], Tensor | None]
 

@@ -20,6 +20,7 @@ from ..options import BackwardAutocast, Randomness
 from ..slots import Cotangent, Input, Late, Slot
 from ..state.effects import Written
 from ..state.hooks import listening
+from ..state.lines import user_line
 from ..state.output import keeping, put_out
 from ..state.watch import Watch
 from ..subclasses import Wrapping, inner_tensors, is_traced, parts
@@ -38,7 +39,7 @@ from .questions import Questions
 from .random_operators import Draws
 from .reads import Reads
 from .recorder import Recorder
-from .source_location import is_defect, user_line
+from .source_location import is_defect
 from .stale_grad_metadata import Forgotten
 from .tensor_hooks import TensorHooks
 from .torch_patches import Replacement, replacing

@@ -19,11 +19,11 @@ from torch import Tensor, fx
 from .. import refusals
 from ..graphs import Graph, has_effect, type_text
 from ..philox import philox
+from ..state.lines import user_line
 from ..torch_private.fakes import without_modes
 from ..torch_private.functional import from_functional, mutation_count, to_functional
 from ..torch_private.modes import function_modes
 from ..torch_private.tensors import storage_id, unwrap_transform
-from .source_location import user_line
 from .trace import Trace
 
 

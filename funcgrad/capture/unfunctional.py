@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .. import refusals
 from ..graphs import written_copies
+from ..state.lines import user_line
 from ..subclasses import is_traced
 from ..torch_private.fakes import without_modes
 from ..torch_private.functional import from_functional, replace_value, to_functional
@@ -22,7 +23,6 @@ from ..torch_private.operators import (
 )
 from .captures import require_dense
 from .scattered import strided
-from .source_location import user_line
 from .storages import require_data_alone
 from .trace import Trace
 

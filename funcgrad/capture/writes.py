@@ -14,6 +14,7 @@ from ..autograd_state import bump_version, family_of, version_of
 from ..graphs import is_expanded, target_text, tensors_in
 from ..joint import Reach
 from ..slots import Slot
+from ..state.lines import user_line
 from ..subclasses import inner_tensors
 from ..torch_private.autograd import running_node
 from ..torch_private.fakes import without_modes
@@ -25,7 +26,6 @@ from .lineage import Lineage
 from .memory import share_elements
 from .outside import rewrite
 from .scattered import is_not_undone, root_of, write
-from .source_location import user_line
 from .views import Geometry, is_dense
 
 aten = torch.ops.aten

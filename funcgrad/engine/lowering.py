@@ -22,7 +22,6 @@ from ..capture.floats import NotSymbolicError
 from ..capture.joint import simplify
 from ..capture.modes import with_modes
 from ..capture.trace import Trace
-from ..errors import UnsupportedTensorError
 from ..graph_primitives import Opaque
 from ..graphs import Graph, nbytes, storages, value_of, verify
 from ..joint import Joint
@@ -41,6 +40,10 @@ from .versions import Unchanged, first_after_python, saved_by, saved_for
 
 _WAITING = 1 << 20
 """Bytes of gradients that wait to be added to what leaves have, so that one call adds several."""
+
+
+class NoGraphError(RuntimeError):
+    """Statements of which no graph is made; they are replayed."""
 
 
 @frozen(eq=False)
@@ -229,11 +232,7 @@ class _Lowering:
         if self._sparse.isdisjoint((*refs_in(s.args), *s.results)):
             return False
         if not self._sparse.issuperset(s.results):
-            raise UnsupportedTensorError(
-                f"{s.name} makes dense gradients together with, or of, sparse ones",
-                where=s.name,
-                fix="run this backward pass outside of fg.compiled_autograd()",
-            )
+            raise NoGraphError(f"{s.name} makes dense gradients together with, or of, sparse ones")
         return True
 
     def _is_new(self, s: Statement) -> bool:
@@ -369,10 +368,8 @@ class _Lowering:
         inside = Counter(r for s in statements for r in refs_in(s.args))
         for r in self._sparse.intersection(own):
             if self._readers_of[r] > inside[r]:
-                raise UnsupportedTensorError(
-                    "a sparse gradient is returned, or read where what is around it is not of sparse gradients",
-                    where=str(r),
-                    fix="run this backward pass outside of fg.compiled_autograd()",
+                raise NoGraphError(
+                    "a sparse gradient is returned, or read where what is around it is not of sparse gradients"
                 )
         kept = [(names[r], v) for r in own if (v := self._inside[r]) is not None and self._readers_of[r] > inside[r]]
         before = self._readers(memory) if memory else []

@@ -12,7 +12,6 @@ from attrs import define, evolve, field, frozen
 
 from ..autograd_state import versions_of_saved
 from ..capture.floats import NotSymbolicError
-from ..capture.source_location import user_line
 from ..errors import FuncgradError, UncompiledBackwardWarning, UnsupportedTensorError
 from ..executable import Executable, compile_joint
 from ..graph_primitives import all_of, guard_holds
@@ -21,6 +20,7 @@ from ..runtime.key import ambient
 from ..show.parts import Doc
 from ..show.shown import Several, Shown
 from ..stages import Stages
+from ..state.lines import user_line
 from ..subclasses import Wrapping, inner_tensors
 from ..symbolic.sizes import SizeError
 from ..torch_private.autograd import any_autocast

@@ -20,11 +20,11 @@ import torch
 from attrs import define, evolve, field, frozen
 from torch import Tensor
 
-from ..capture.source_location import user_line
 from ..capture.trace import active_trace
 from ..errors import FuncgradError, RecompileWarning, UncompiledBackwardWarning
 from ..options import Options, log, make_options
 from ..show.shown import Several
+from ..state.lines import user_line
 from ..torch_private.engine import (
     callbacks_into,
     engine_hook,

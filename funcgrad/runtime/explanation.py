@@ -14,11 +14,10 @@ from ..show.parts import Doc, Table
 from ..show.shown import Shown
 from ..show.text import elided
 from ..state.guards import Guard
+from ..state.names import package
 from .key import DynamicSpec, StaticSpec
 from .program import Program
 
-_OUTER = ("slot", "type", "class")
-"""Places that say which object it is that is read, not what the function reads of it."""
 _AGAIN = {
     StaticSpec: "another value: another program",
     DynamicSpec: "none: it is a symbol",
@@ -28,6 +27,16 @@ _OF_A_TENSOR = "another dtype, device or requires_grad; another size: at first o
 
 def _shown(guard: Guard) -> str:
     return guard.how if guard.how in ("absent", "present") else re.sub(r" at 0x[0-9a-f]+", "", guard.value_shown)
+
+
+def _is_read(guard: Guard) -> bool:
+    """Whether a guard is on what the function reads, not on which object or class it is read of, or what code runs."""
+    place = guard.place
+    if place.kind == "class":
+        return guard.how != "absent" and not hasattr(type(guard.value), "__get__")
+    if place.kind == "slot":  # not the derivatives that an opaque call was given
+        return not place.key.startswith("__") and package(type(place.owner).__module__) != "funcgrad"
+    return place.kind != "type"
 
 
 @frozen(eq=False, repr=False)
@@ -42,7 +51,7 @@ class Explanation(Shown):
 
     def doc(self) -> Doc:
         tables = (
-            Table(("what", "is", "compiles again"), tuple(self._reads()), "reads"),
+            Table(("what", "is", "read at", "compiles again"), tuple(self._reads()), "reads"),
             Table(("what", "by"), tuple(self._writes()), "writes"),
             Table(("what", "is"), tuple(self._assumes()), "assumes"),
         )
@@ -52,18 +61,20 @@ class Explanation(Shown):
 
     def _reads(self) -> Iterator[tuple[str, ...]]:
         key, facts = self.program.key, self.program.facts
+        lines = facts.state.lines
         for path, spec in zip(key.paths, key.leaves, strict=True):
-            yield path, str(spec), _AGAIN.get(type(spec), _OF_A_TENSOR)
+            yield path, str(spec), "", _AGAIN.get(type(spec), _OF_A_TENSOR)
         for name, spec in key.captured:
-            yield name, f"{spec}, captured", "another dtype, device, size or requires_grad"
+            at = lines.of(name.partition("#")[0])
+            yield name, f"{spec}, captured", at, "another dtype, device, size or requires_grad"
         for slot, place in facts.numbers:
-            yield str(place), f"any {slot.kind.__name__}", "none: it is a symbol"
+            yield str(place), f"any {slot.kind.__name__}", lines.of(place.name), "none: it is a symbol"
         for guard in facts.state.guards:
-            if guard.place.kind not in _OUTER:
-                yield str(guard.place), _shown(guard), "another one"
+            if _is_read(guard):
+                yield str(guard.place), _shown(guard), lines.of(guard.place.name), "another one"
         for read in self.program.joint.reads:
             again = "what it decides otherwise" if has_symbols(read.value) else "another one: another path"
-            yield f"a value, {read.where or 'in backward'}", elided(repr(read.value), 40), again
+            yield "a value", elided(repr(read.value), 40), read.where or "in backward", again
 
     def _writes(self) -> Iterator[tuple[str, ...]]:
         for layer in self.program.layers:

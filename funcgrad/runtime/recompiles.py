@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -36,6 +37,11 @@ _STATIC = (
     "number be done "
     "outside, pad to few sizes, or say dynamic=False where a program for each size is meant."
 )
+_TAKEN = (
+    "a number that it reads of a tensor is another in each call, and is taken as one of Python's in {}. Where it goes "
+    "into arithmetic, sizes or slices of tensors, read it by .item(), which is a symbol, not by int() or float(); take "
+    "an item of a tensor, not of a list. A loop of another length is another program."
+)
 _CAPTURED = (
     "the size of a tensor it closes over is another in each call ({}). "
     "Pass the tensor as an argument: there its size is a symbol."
@@ -64,7 +70,27 @@ class Recompiles:
                     f"{name} compiles for the {_CHANGES + 1}th time, since {reason}", RecompileWarning, stacklevel=3
                 )
 
+    def note_path(self, name: str, programs: Sequence[Program]) -> None:
+        """Warn at the fourth compile for a number that was read of a tensor, and is a symbol but for its value being
+        taken. Of the programs there are, the first has none."""
+        taken: dict[str, set[str]] = {}
+        for joint in (program.joint for program in programs if program.joint.reads):
+            known = {*joint.symbols, *(joint.sizes.symbols if joint.sizes is not None else ())}
+            for guard in joint.by_value & joint.lines.keys():
+                if not known.issuperset(_SYMBOL.findall(guard)):
+                    taken.setdefault(joint.lines[guard], set()).add(guard)
+        for line in (line for line, guards in taken.items() if len(guards) >= _CHANGES - 1):
+            self._counts[line] += 1
+            if self._counts[line] == 1:
+                warnings.warn(
+                    f"{name} compiles for the {_CHANGES + 1}th time, since {_TAKEN.format(line)}",
+                    RecompileWarning,
+                    stacklevel=3,
+                )
 
+
+_SYMBOL = re.compile(r"\b[a-z]+_?\d+\b")
+"""Of a number, or of a size."""
 _Misses = Collection[tuple[Program, list[Difference]]]
 
 

@@ -19,9 +19,9 @@ import attrs
 from attrs import frozen
 
 _NO_OPERATION = {"CACHE", "EXTENDED_ARG", "PRECALL", "RESUME", "NOP", "NOT_TAKEN"}
-_GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME"}
-_ATTRIBUTE = {"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM"}
-_CELL = {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
+GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME"}
+ATTRIBUTE = {"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM"}
+CELL = {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
 _IMPORTS = ("IMPORT_FROM", "STORE_", "SWAP", "POP_TOP")
 """What follows ``IMPORT_NAME`` of what is imported."""
 _CONSTANT = {"LOAD_CONST", "LOAD_SMALL_INT"}
@@ -114,10 +114,15 @@ def together(parts: Sequence[Mentions]) -> Mentions:
     return Mentions(**{f: frozenset().union(*(getattr(p, f) for p in parts)) for f in fields}, uses=merged)
 
 
+def without_padding(code: types.CodeType) -> list[dis.Instruction]:
+    """The instructions of a code object that do anything."""
+    return [i for i in dis.get_instructions(code) if i.opname not in _NO_OPERATION]
+
+
 @functools.lru_cache(maxsize=8192)
 def mentions(code: types.CodeType) -> Mentions:
     """What a code object mentions."""
-    steps = [i for i in dis.get_instructions(code) if i.opname not in _NO_OPERATION]
+    steps = without_padding(code)
     kinds = ("globals", "imports", "attributes", "stored", "assigned", "used", "compared", "types")
     found: dict[str, set[str]] = {name: set() for name in kinds}
     uses: dict[str, set[Use]] = {}
@@ -131,10 +136,10 @@ def mentions(code: types.CodeType) -> Mentions:
             found["attributes"].update(named)
             for name in named:
                 uses.setdefault(name, set()).add(Use((), "read"))
-        if step.argval == "type" and step.opname in _GLOBAL and not _reads_of_type(_Ahead(steps, at + 1)):
+        if step.argval == "type" and step.opname in GLOBAL and not _reads_of_type(_Ahead(steps, at + 1)):
             found["types"].add("type")
-        if step.opname in _GLOBAL | _ATTRIBUTE | _CELL:
-            uses.setdefault(step.argval, set()).add(_use(steps, at))
+        if step.opname in GLOBAL | ATTRIBUTE | CELL:
+            uses.setdefault(step.argval, set()).add(use_at(steps, at))
             if not _is_looked_at(steps, at):
                 found["used"].add(step.argval)
     strings = frozenset(c for c in code.co_consts if isinstance(c, str)).union(
@@ -154,7 +159,7 @@ def mentions(code: types.CodeType) -> Mentions:
 @functools.lru_cache(maxsize=8192)
 def loads_of(code: types.CodeType) -> frozenset[int]:
     """Where a code object loads attributes by a name that it mentions."""
-    return frozenset(step.offset for step in dis.get_instructions(code) if step.opname in _ATTRIBUTE)
+    return frozenset(step.offset for step in dis.get_instructions(code) if step.opname in ATTRIBUTE)
 
 
 _STORES = {
@@ -167,9 +172,9 @@ _STORES = {
 
 
 def _kind(opname: str) -> str | None:
-    if opname in _GLOBAL:
+    if opname in GLOBAL:
         return "globals"
-    if opname in _ATTRIBUTE:
+    if opname in ATTRIBUTE:
         return "attributes"
     return _STORES.get(opname)
 
@@ -178,8 +183,8 @@ def _chains(steps: Sequence[dis.Instruction]) -> tuple[frozenset[tuple[str, ...]
     """``chains`` and ``aliases`` of code."""
     chains, aliases = set[tuple[str, ...]](), set[tuple[str, str]]()
     for at, step in enumerate(steps):
-        if step.opname in _GLOBAL | _CELL or step.opname.startswith("LOAD_FAST"):
-            read = itertools.takewhile(lambda s: s.opname in _ATTRIBUTE, steps[at + 1 :])
+        if step.opname in GLOBAL | CELL or step.opname.startswith("LOAD_FAST"):
+            read = itertools.takewhile(lambda s: s.opname in ATTRIBUTE, steps[at + 1 :])
             if names := [s.argval for s in read]:
                 chains.add((step.argval, *names))
         if step.opname == "IMPORT_NAME":
@@ -213,7 +218,7 @@ def _added(constant: Any, step: dis.Instruction | None) -> tuple[type, Any] | No
     return type(constant), constant if step.argrepr == "+=" else -constant
 
 
-def _use(steps: Sequence[dis.Instruction], at: int) -> Use:
+def use_at(steps: Sequence[dis.Instruction], at: int) -> Use:
     """How the value that is loaded at ``at`` is used."""
     keys: list[Hashable] = []
     rest = _Ahead(steps, at + 1)
@@ -245,14 +250,14 @@ def _is_looked_at(steps: Sequence[dis.Instruction], at: int) -> bool:
     """Whether what is loaded at ``at`` is compared, matched or asked for an attribute, as a class is of which no
     object is made."""
     rest = _Ahead(steps, at + 1)
-    if rest.ops(0) in {"CHECK_EXC_MATCH", "IS_OP"} | _ATTRIBUTE or rest.ops(1) == "MATCH_CLASS":
+    if rest.ops(0) in {"CHECK_EXC_MATCH", "IS_OP"} | ATTRIBUTE or rest.ops(1) == "MATCH_CLASS":
         return True
     if steps[at].argval == "type" and rest.is_call_of_one(1):
         rest = rest.after(2)
     if steps[at].argval in ("type", "__class__"):  # compared with what is loaded next, maybe an attribute
-        return rest.ops(0) in _ATTRIBUTE or any(rest.ops(i) in ("IS_OP", "COMPARE_OP") for i in (1, 2))
+        return rest.ops(0) in ATTRIBUTE or any(rest.ops(i) in ("IS_OP", "COMPARE_OP") for i in (1, 2))
     for step in reversed(steps[:at]):
-        if step.opname in _GLOBAL and step.argval in _LOOK:
+        if step.opname in GLOBAL and step.argval in _LOOK:
             return True
         if not step.opname.startswith(("LOAD_", "PUSH_NULL")):
             break
@@ -264,7 +269,7 @@ def _reads_of_type(rest: _Ahead) -> bool:
     return (
         rest.ops(0).startswith("LOAD_")
         and rest.is_call_of_one(1)
-        and (rest.ops(2) in _ATTRIBUTE or rest.value(0) == "self")
+        and (rest.ops(2) in ATTRIBUTE or rest.value(0) == "self")
     )
 
 

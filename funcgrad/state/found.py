@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .guards import Guard, Met, Place
 from .impure import Generator, global_generators
+from .lines import reading_line
 
 
 class Found:
@@ -69,6 +70,8 @@ class Found:
         """Modules, each with the names that were looked for; modules mention each other in circles."""
         self.caches: list[tuple[Any, str, frozenset[Any]]] = []
         """Functions with a ``functools.lru_cache``, each with the arguments whose results it kept."""
+        self.heard: dict[str, list[str]] = {}
+        """The lines from which attributes were read, by what a reader calls these."""
         self.variables = dict(os.environ)
         """The environment, which may be written to."""
         self.shown: set[str] = set()
@@ -107,6 +110,11 @@ class Found:
 
     def _name(self, value: Any) -> str:
         return self._names[id(value)][0]
+
+    def _hear(self, name: str) -> None:
+        """What a reader calls ``name`` is read now."""
+        if (line := reading_line()) is not None:
+            self.heard.setdefault(name, []).append(line)
 
     def _guard(self, guard: Guard) -> None:
         self._guards.setdefault((guard.how == "absent" or guard.place.kind == "itself", guard.place.identity), guard)

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 
 from .. import refusals
 from ..show.parts import Doc, Table
@@ -17,6 +17,7 @@ from ..show.shown import Shown
 from ..slots import Stored
 from .effects import Count, Effect, Store, Written, refill
 from .guards import MISSING, Constant, Guard
+from .lines import Lines
 from .names import attributes_of
 from .output import Print
 from .watch import Watch
@@ -34,6 +35,7 @@ class State(Shown):
     effects: tuple[Effect, ...] = ()
     stores: tuple[Stored, ...] = ()
     objects: frozenset[str] = frozenset()
+    lines: Lines = field(factory=Lines)
 
     @property
     def written(self) -> list[Effect]:
@@ -70,7 +72,7 @@ def state_of(watch: Watch, written: Written, arguments: Iterable[tuple[str, Any]
     first = [g for g in guards if g.how == "equal"]  # numbers change more often than objects
     ordered = (*first, *(g for g in guards if g.how != "equal"))
     paths = frozenset(path for path, value in arguments if id(value) in objects)
-    return State(ordered, tuple(written.effects), tuple(written.stores), paths)
+    return State(ordered, tuple(written.effects), tuple(written.stores), paths, watch.lines)
 
 
 def _is_outer(guard: Guard) -> bool:

@@ -30,6 +30,7 @@ from .guards import MISSING, Guard, Place
 from .hooks import hooked_environment, listening, unhook
 from .impure import Generator, asks_clock, put_back, warn_of_clocks
 from .lengths import Globals
+from .lines import Lines
 from .names import (
     LIBRARIES,
     TABLES,
@@ -149,6 +150,11 @@ class Watch(Assumed):
     def guards(self) -> tuple[Guard, ...]:
         return tuple(self._guards.values())
 
+    @property
+    def lines(self) -> Lines:
+        """Where what was read is read."""
+        return Lines(self.heard, tuple(self._codes))
+
     def knows(self, value: Any) -> bool:
         """Whether a value is an object that was there before the run."""
         return id(value) in self._known
@@ -187,6 +193,7 @@ class Watch(Assumed):
             return
         with listening(None):
             self._read.add((id(owner), name))
+            self._hear(joined(self._name(owner), name))
             self._got(owner, name, value, package(reader.f_globals.get("__name__")) in LIBRARIES)
 
     def lacked(self, owner: Any, name: str) -> None:
@@ -198,6 +205,7 @@ class Watch(Assumed):
             own, shown = attributes_of(owner), joined(self._name(owner), name)
             if name.startswith("__") and name.endswith("__"):
                 return
+            self._hear(shown)
             if own is None:
                 self._guard(Guard.absent(Place("slot", owner, name, shown)))
                 return
@@ -216,6 +224,7 @@ class Watch(Assumed):
         """An environment variable was read."""
         place = Place("environ", os.environ, key, f"os.environ[{key!r}]")
         with listening(None):
+            self._hear(place.name)
             self._guard(Guard.of(place, place.read()))
 
     def _got(self, owner: Any, name: str, value: Any, by_library: bool) -> None:

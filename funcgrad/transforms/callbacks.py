@@ -16,9 +16,9 @@ from .. import refusals
 from ..capture.callbacks import VMAP_METHODS, Callback, Look, Rule, Run, Sizes, apply
 from ..capture.derived import Gradients, spread
 from ..capture.results import hidden_tensor
-from ..capture.source_location import user_line
 from ..capture.trace import active_trace
 from ..errors import ArgumentError, CustomDerivativeError, OpaqueCallError, OptionError
+from ..state.lines import user_line
 from ..torch_private.functional import from_functional
 from ..torch_private.tensors import storage_id, unwrap_transform
 from ..trees import Tree, flatten, unflatten

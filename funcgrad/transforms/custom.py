@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..capture.source_location import user_line
 from ..errors import ArgumentError, CustomDerivativeError
+from ..state.lines import user_line
 from ..torch_private.levels import levels_of_kind, tracking_level, transform_active
 from ..trees import flatten, unflatten
 from .decorator import OMITTED, applied

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from .. import refusals
 from ..capture.capture_sources import Origin, Unresolved, find_origins
-from ..capture.source_location import user_line
 from ..capture.trace import active_trace
 from ..errors import CapturedTransformError
 from ..runtime.call import MISS
+from ..state.lines import user_line
 from ..torch_private.levels import (
     BelowLevel,
     batched_at,

@@ -246,7 +246,9 @@ class Programs(abc.ABC):
                 fix="call it once before, with arguments like these",
             )
         log(1, f"compiling {self.__name__}: {nearest}")
-        if not path:  # else there is a program for these sizes and this state, that reads something else
+        if path:  # there is a program for these sizes and this state, that reads something else
+            self._recompiles.note_path(self.__name__, self._cache.programs)
+        else:
             self._recompiles.note(self.__name__, self._cache.programs, inputs, self._options, self._why_static)
         # what programs write meanwhile would be taken for what the function does
         with self._effects_lock, modes_entered(), outside_own_draws(), flops_uncounted(), saved_as_they_are():

@@ -17,11 +17,11 @@ from attrs import frozen
 from torch import Tensor
 
 from .. import refusals
-from ..capture.source_location import user_line
 from ..capture.trace import active_trace
 from ..errors import CustomDerivativeError, NonDifferentiableArgumentError
 from ..generators import mark_of
 from ..levels import level_of_call
+from ..state.lines import user_line
 from ..torch_private.levels import (
     FORWARD_MODE,
     dual_parts,

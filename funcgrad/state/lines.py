@@ -1,0 +1,95 @@
+"""Where in the caller's code Python state is read, and anything else happens: for readers, who know it by its line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import types
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from attrs import frozen
+
+from .code import ATTRIBUTE, CELL, GLOBAL, use_at, without_padding
+from .names import is_installed_file, taken_apart
+
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+_SHOWN = 3
+"""Lines that are shown of one piece of state."""
+
+
+def is_user_file(filename: str) -> bool:
+    """Whether a source file is neither torch's nor funcgrad's."""
+    return not filename.startswith((_HERE, _TORCH, "<")) and filename != contextlib.__file__
+
+
+def short_name(filename: str) -> str:
+    """The name of a source file as a reader knows it; the file of a notebook cell has no name worth showing."""
+    return "cell" if "ipykernel" in filename else os.path.basename(filename)
+
+
+def user_line() -> str | None:
+    """``file:line in function`` of the innermost frame that is neither torch's nor funcgrad's."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if is_user_file(frame.f_code.co_filename):
+            return _line(frame.f_code, frame.f_lineno)
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def reading_line() -> str | None:
+    """The same, past Python's own library: ``dataclasses.asdict`` and the like read for who calls them."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if is_user_file(name) and (not name.startswith(_STANDARD) or is_installed_file(name)):
+            return _line(frame.f_code, frame.f_lineno)
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def _line(code: types.CodeType, line: int | None) -> str:
+    return f"{short_name(code.co_filename)}:{line} in {code.co_name}"
+
+
+@frozen(eq=False)
+class Lines:
+    """The lines that read state. ``heard``: those of which a hook heard, by what a reader calls what is read. Of all
+    else, they are looked for in the code that ran when somebody asks."""
+
+    heard: Mapping[str, Sequence[str]] = {}
+    codes: tuple[types.CodeType, ...] = ()
+
+    def of(self, name: str) -> str:
+        """The lines that read what is called ``name``; none where PyTorch reads it for itself."""
+        while True:
+            found = list(dict.fromkeys(self.heard.get(name) or self._mentioning(name)))
+            above = name.rpartition("[")[0]
+            if found or not above:
+                return ", ".join((*found[:_SHOWN], *(["..."] if len(found) > _SHOWN else [])))
+            name = above
+
+    def _mentioning(self, name: str) -> Iterator[str]:
+        base, keys = taken_apart(name)
+        loads = ATTRIBUTE if "." in name.partition("[")[0] else GLOBAL | CELL
+        for code in map(_with_nested, self.codes):
+            for own in code:
+                if base in own.co_varnames[: own.co_argcount + own.co_kwonlyargcount] and "." not in name:
+                    yield _line(own, own.co_firstlineno)  # a default
+                steps = without_padding(own) if base in (*own.co_names, *own.co_freevars, *own.co_cellvars) else []
+                for at, step in enumerate(steps):
+                    if step.opname in loads and step.argval == base:
+                        near = use_at(steps, at).keys
+                        if keys is None or keys[: len(near)] == near[: len(keys)]:
+                            yield _line(own, step.positions.lineno if step.positions else None)
+
+
+def _with_nested(code: types.CodeType) -> list[types.CodeType]:
+    found = [code]
+    for own in found:
+        found += [c for c in own.co_consts if isinstance(c, types.CodeType)]
+    return found
