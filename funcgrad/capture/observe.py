@@ -89,10 +89,11 @@ def observe(function: Callable[..., Any], root: Callable[..., Any], around: Surr
     ``around.grad`` must be True.
     """
     known: list[Tensor] = []
+    themselves: list[Tensor] = []
     saved: dict[int, Tensor] = {}
     hooks = None
     while True:
-        dry = _DryRun(around, known)
+        dry = _DryRun(around, known, themselves)
         dry.trace.saved_outside = saved
         dry.trace.hooks.begin(hooks)
         after: Callable[[], None] | None = None
@@ -100,6 +101,7 @@ def observe(function: Callable[..., Any], root: Callable[..., Any], around: Surr
             return dry.trace.run(dry.run, (function, root), {}), dry.watch
         except RestartTrace as met:
             known += met.tensors
+            themselves += met.tensors if met.itself else ()
             after = met.after
         except HooksWrite:
             hooks = ()
@@ -110,19 +112,20 @@ def observe(function: Callable[..., Any], root: Callable[..., Any], around: Surr
 
 
 class _DryRun:
-    """One run on stand-ins that mirror the real tensors. ``known`` are captured tensors an earlier run met."""
+    """One run on stand-ins that mirror the real tensors. ``known`` are captured tensors an earlier run met;
+    ``themselves``: the arguments among them that are given to the function as they are, since Python state holds them,
+    too, and code compares objects."""
 
-    def __init__(self, around: Surroundings, known: Sequence[Tensor]) -> None:
+    def __init__(self, around: Surroundings, known: Sequence[Tensor], themselves: Sequence[Tensor]) -> None:
         self._inputs, self._grad, self._out_slot = around.inputs, around.grad, around.out_slot
         self._splits, self._replays = around.splits, around.replays
-        self._known = known
         self._reals: list[tuple[Any, Tensor]] = [
             *around.inputs.tensors,
             *((f"captured {i}", t) for i, t in enumerate(known)),
         ]
         gradients = {id(t.grad) for _, t in self._reals if t.is_leaf}  # these are what their owners are asked for
-        self._themselves = {id(t) for t in known} - gradients
-        """Arguments that are themselves in the run: Python state holds them, too, and code compares objects."""
+        self._asked_for = frozenset(map(id, themselves))
+        self._themselves = self._asked_for - gradients
         self._mirrored: dict[int, Mirrored] = {}
         self._left: Written | None = None
         """What the function has written to Python state in its forward pass."""
@@ -139,7 +142,6 @@ class _DryRun:
     def release(self) -> None:
         """Let go of the real tensors: a trace is a ring of references, and lives until the next garbage collection."""
         self._reals.clear()
-        self._known = ()
         self._inputs = self._inputs.released()
         self._left = None
         self.trace.captured.clear()
@@ -199,10 +201,12 @@ class _DryRun:
             raise NotSymbolicError("the function asks for types, and that of a symbol is another than that of a number")
         facts = evolve(facts, state=self._state(written, arguments), hooks=self.trace.hooks.kept)
         also, others = self._other_places(facts)
-        # torch.func's transforms wrap arguments: to the function, these are none that Python state holds
-        for slot, real in inputs.tensors if self._splits and self.watch.said.compares_objects else ():
-            if any(slot == held for _, held in also) and all(t is not real for t in self._known):
-                raise RestartTrace(real)
+        compares = self.watch.said.compares_objects
+        # torch.func's transforms wrap arguments: to the function, these are none that Python state holds. What a
+        # pullback runs again is given captured tensors as arguments
+        for slot, real in inputs.tensors if self._splits and self._replays and compares else ():
+            if any(slot == held for _, held in also) and id(real) not in self._asked_for:
+                raise RestartTrace(real, itself=True)
         apart = frozenset(id(g.value()) for g in others if g.how == "tensor" and self.watch.said.compares_objects)
         return evolve(facts, state=evolve(facts.state, guards=(*facts.state.guards, *others)), also=also, apart=apart)
 
