@@ -25,6 +25,8 @@ THREADS = torch.get_num_threads()
 settings.register_profile("funcgrad", deadline=None, derandomize=True)
 settings.load_profile("funcgrad")
 
+gc.set_threshold(2000, 20, 20)  # traces make many objects, and few of them rings that hold memory
+
 
 _frozen = 0
 

@@ -132,6 +132,7 @@ def laws_hold(f, make, backend, transform, steps):
         before = limit, memory.measured_peak
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("transform", "name"), [*itertools.product(["grad_compiled"], NETS), ("jit", "chain"), ("jit", "dropped")]
 )
@@ -151,6 +152,7 @@ def test_what_backward_recorded_and_forward_keeps(backend):
     assert_rounded(torch.autograd.grad(c(x), x), torch.autograd.grad(f(x), x))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", ["solve", "cholesky", "conv_pool_1d"])
 def test_what_a_small_call_takes_is_predicted(name):
     """Its workspace is measured on made-up numbers, of which pivots must be possible ones; a convolution of 240
@@ -191,6 +193,7 @@ def test_what_the_library_allocates_is_predicted(name, backend):
     assert use.measured_peak <= 1.02 * use.predicted_peak
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", ["dropped", "transformer"])
 def test_peaks_of_fused_programs_stay_within_budgets(name):
     laws_hold(*NETS[name], "c", "grad_compiled", 3)

@@ -82,6 +82,7 @@ TRANSFORMS = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_in_every_transform(name, backend, x, w):

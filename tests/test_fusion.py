@@ -98,7 +98,7 @@ def make(steps):
     return f
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(programs())
 @example(([5, 17, 17, 17], [("unary", 0, 0, 0)]))  # too large to be kept: what is differentiated is the input
 def test_fused_is_eager(program):

@@ -43,6 +43,7 @@ def test_there_are_sixty_functions():
     assert len(CASES) >= 60
 
 
+@pytest.mark.sweep(2)
 @EVERY
 def test_value_and_grad(name):
     f, make = CASES[name]
@@ -75,6 +76,7 @@ def test_grad_with_aux(name):
     assert not aux["loss"].requires_grad
 
 
+@pytest.mark.sweep(2)
 @EVERY
 def test_jit_backward(name):
     f, make = CASES[name]
@@ -344,7 +346,7 @@ class TestJit:
                 equal(tuple(grads.values()), expected)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_random_programs(data):
     """Random straight-line programs of pure ops over three inputs: value and gradients equal eager's."""

@@ -122,6 +122,7 @@ def outcome(function, mode, requires_grad, order):
     return found
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])

@@ -321,6 +321,7 @@ SIZES = [
 ]  # fmt: skip
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8")
 @BACKENDS
 @pytest.mark.parametrize("f", SIZES)

@@ -242,6 +242,7 @@ REDUCTIONS = [
 ]  # fmt: skip
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dtype", FLOATS[:3], ids=str)
 @pytest.mark.parametrize("rows", [3, 7, 100], ids="rows={}".format)
 def test_reductions_of_special_values(rows, dtype):

@@ -53,6 +53,7 @@ def same_calls_same_numbers(graph, *values):
         assert torch.equal(ours, theirs) if isinstance(ours, torch.Tensor) else ours == theirs
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", CASES)
 def test_every_case(name):
     f, make = CASES[name]

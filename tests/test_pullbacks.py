@@ -78,6 +78,7 @@ CALLS = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("f", [exponential, gated, looked_at])
 @pytest.mark.parametrize("vjp", VJP)

@@ -417,6 +417,7 @@ OWN_DRAWS = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("backend", ["aten", "c"])
 @pytest.mark.parametrize("name", OWN_DRAWS)
 def test_a_generator_of_ones_own(name, backend):

@@ -200,6 +200,7 @@ def inputs():
     return [base * step + step for step in STEPS] + [torch.ones(2, 3), torch.full((2, 3), -4.0)]
 
 
+@pytest.mark.sweep(2)
 @BACKENDS
 @pytest.mark.parametrize("f", FUNCTIONS, ids=NAMES)
 def test_as_in_eager_pytorch(f, backend):

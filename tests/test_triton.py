@@ -83,6 +83,7 @@ EVERY_FORM = [
 ]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("name", "limits"), [*((name, "as they are") for name in GRADIENTS), *EVERY_FORM])
 def test_gradients(name, limits, monkeypatch):
     limit(monkeypatch, limits)
@@ -286,6 +287,7 @@ def some(op):
             break
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_rows_of_the_op_table(part):
     calls = [(op, call) for op in ATEN[part::PARTS] for call in some(op)]
