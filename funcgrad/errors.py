@@ -180,7 +180,7 @@ class UnresolvedCaptureWarning(UserWarning):
 
 class UnwatchedStateWarning(UserWarning):
     """A function reads Python state of a kind that no guard can watch, or a clock: a change of it is not noticed
-    between calls."""
+    between calls. Or it registers a hook on a leaf that it is given, which would outlive the call."""
 
 
 class RecompileWarning(UserWarning):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -198,3 +200,29 @@ def test_a_hook_of_a_module():
             call(torch.ones(2, 3, requires_grad=True)).backward()
         found.append(n)
     assert found[0] == found[1] == [2]
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_hook_on_a_leaf_that_outlives_the_call_is_warned_of_once(given):
+    """Eager PyTorch would keep it, and call it twice after the second call."""
+    w = torch.ones(3, requires_grad=True)
+
+    def f(x, own=None):
+        leaf = w if own is None else own
+        leaf.register_hook(lambda g: g * 2)
+        return (leaf * x).sum()
+
+    compiled = fg.jit(f)
+    with pytest.warns(
+        fg.UnwatchedStateWarning, match=r"registers a hook on a leaf that it is given .*Register it outside"
+    ):
+        compiled(torch.ones(3), *[w] * given).backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiled(torch.ones(3), *[w] * given).backward()
+        compiled((torch.ones(3) * 2), *[w] * given)
+    assert w.grad.tolist() == [4.0] * 3
+    with warnings.catch_warnings():  # of what is computed, and of tensors of a gradient transform, nothing is kept
+        warnings.simplefilter("error")
+        fg.jit(lambda x: f(x, w * 1))(torch.ones(3)).backward()
+        fg.grad_compiled(lambda v: f(torch.ones(3), v))(torch.ones(3))

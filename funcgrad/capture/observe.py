@@ -181,6 +181,8 @@ class _DryRun:
             require_visible(leaves, paths, tree)
             leaves = [trace.named(v) for v in leaves]
             require_unhooked(trace.hooked, leaves)
+            lasting = (self._mirrored[id(t)].seen for _, t in self._reals if t.is_leaf and t.requires_grad)
+            self.watch.hooked = {trace.hooked[id(v)] or "" for v in lasting if id(v) in trace.hooked}
             self._left = trace.written() if self._replays else None
             for new in self._left.stores.values() if self._left is not None else ():
                 trace.named(new)  # it may be met here for the first time

@@ -76,6 +76,8 @@ class Found:
         """The environment, which may be written to."""
         self.shown: set[str] = set()
         """The lines that asked for the text of a tensor."""
+        self.hooked: set[str] = set()
+        """The lines that registered hooks on leaves, which outlive the call."""
         self._is_closed = False
         self._places: dict[int, list[Place]] = {}
 

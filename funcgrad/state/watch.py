@@ -311,6 +311,8 @@ class Watch(Assumed):
                 f"the function asks for the text of a tensor ({line}), which has no values while it is traced: "
                 f"{_SHOWN}",
             )
+        for line in sorted(self.hooked):
+            _warn_once(self._root, f"the function registers a hook on a leaf that it is given ({line}): {_HOOKED}")
         warn_of_clocks(ran)
         for function in ran:
             for name in builtins_in(mentions(function.__code__).unseen, function.__globals__):
@@ -319,6 +321,7 @@ class Watch(Assumed):
 
 _CALLS = "the function calls {}(): what it reads by it cannot be watched, and is as it was when it was traced"
 _SHOWN = "the text is that of its type on each call; return the tensor, and print it outside"
+_HOOKED = "eager PyTorch keeps it, and adds one on each call; here each call has its own alone. Register it outside"
 _OF_CACHES = {
     "cache_info": "it is as it was when the function was traced",
     "cache_clear": "it is cleared when the function is traced, and not on each call",
