@@ -3,6 +3,10 @@ PyTorch."""
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -138,3 +142,35 @@ def test_a_deep_history_is_walked_once():
         return x, x * y
 
     torch.testing.assert_close(gradients(fg.jit(f, backend="aten"), [0]), gradients(f, [0]))
+
+
+def test_what_is_left_for_other_results_is_no_ring():
+    """A ring through autograd's nodes is one that no garbage collection finds."""
+    compiled = fg.jit(lambda x, y: (x.exp(), y.exp()))
+    x, y = (torch.ones(3, requires_grad=True) for _ in "xy")
+    a, b = compiled(x, y)
+    node = weakref.ref(a.grad_fn)
+    a.sum().backward()
+    del a, b
+    gc.collect()
+    assert node() is None
+
+
+@pytest.mark.parametrize("region", [contextlib.nullcontext, fg.compiled_autograd])
+def test_a_hook_of_a_leaf_that_is_not_reached_gets_a_tensor(region):
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 2), nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.a(x), self.b(x)
+
+    module = Two()
+    for p in module.parameters():
+        p.register_hook(lambda g: g.clamp(-1, 1))
+    compiled = fg.jit(module)
+    with region():
+        for _ in range(2):
+            compiled(torch.ones(4, 3))[0].sum().backward()
+    torch.testing.assert_close(module.a.bias.grad, torch.full((2,), 2.0))

@@ -335,3 +335,30 @@ def test_an_argument_of_torch_func_is_none_that_python_state_holds():
     f = lambda x: (x * (2 if x is held else 3)).sum()  # noqa: E731
     assert torch.equal(fg.grad_compiled(f)(held), torch.func.grad(f)(held))
     assert torch.equal(fg.vmap_compiled(f)(held), torch.func.vmap(f)(held))
+
+
+HELD = Held()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * 2 if x is HELD.w else x * HELD.w.sum(),
+        lambda x: (HELD.w * 1 + x) * (2 if x is HELD.w else 3),
+    ],
+    ids=["what it holds", "both"],
+)
+def test_an_argument_is_itself_where_the_function_computes_with_what_is_held(function):
+    compiled, other = fg.jit(function), torch.ones(3)
+    HELD.w = torch.arange(3.0)
+    for x in (HELD.w, other, HELD.w):
+        torch.testing.assert_close(compiled(x), function(x))
+
+
+def test_the_arguments_of_a_function_that_is_mapped_are_none_that_state_holds():
+    def function(x):
+        return x * 2 if x is HELD.w else x * 3
+
+    HELD.w = torch.arange(3.0)
+    torch.testing.assert_close(torch.vmap(fg.jit(function))(HELD.w), HELD.w * 3)
+    torch.testing.assert_close(fg.vmap_compiled(function)(HELD.w), HELD.w * 3)

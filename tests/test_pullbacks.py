@@ -195,3 +195,32 @@ def test_the_gradient_of_an_operator_that_has_no_derivative_itself(name):
     close(func.jvp(pull, (c,), (c * 2,))[1], own(c * 2))
     batch = torch.stack([c, c * 3])
     close(func.vmap(lambda t: func.jvp(pull, (c,), (t,))[1])(batch), func.vmap(own)(batch))
+
+
+FACTOR, TIMES = [2.0], [0]
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(x):
+        return x * 2
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        TIMES[0] += 1
+        return g * FACTOR[0]
+
+
+def test_what_a_custom_function_of_a_pullback_reads_and_writes_is_python_state(monkeypatch):
+    monkeypatch.setitem(globals(), "FACTOR", [2.0])
+    monkeypatch.setitem(globals(), "TIMES", [0])
+    _, pull = torch.func.vjp(Scaled.apply, torch.ones(3))
+    compiled = fg.jit(lambda v: pull(v)[0])
+    for calls, scale in enumerate((2.0, 5.0, 5.0, 2.0), 1):
+        FACTOR[0] = scale
+        assert compiled(torch.ones(3)).tolist() == [scale] * 3
+        assert TIMES[0] == calls

@@ -461,3 +461,11 @@ def test_random_programs(choices, values):
         expected.backward()
         found.backward()
         assert_rounded(own.grad, leaf.grad)
+
+
+@pytest.mark.parametrize("f", [lambda x, n: x[n] * 2, lambda x, n: x[x.argmax()] * n, lambda x, n: x[None, n].sin()])
+def test_an_index_that_is_mapped_is_no_number(f):
+    x, n = torch.randn(2, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([1, 2])
+    expected = torch.vmap(f)(x, n)
+    for mapped in (fg.jit(torch.vmap(f)), fg.vmap_compiled(f), torch.vmap(fg.jit(f))):
+        torch.testing.assert_close(mapped(x, n), expected)

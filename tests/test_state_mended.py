@@ -4,6 +4,7 @@ Each case is the source of a small world with a function ``f``, and a script: ``
 the world.
 """
 
+import contextlib
 import functools
 import importlib
 import io
@@ -732,3 +733,73 @@ def test_a_tensor_of_a_transform_inside_is_not_stored(transform):
     with pytest.raises(fg.MutationError, match="that has ended by then"):
         fg.jit(transform(f), backend="aten")(torch.ones(2))
     assert not vars(kept)
+
+
+class Logs:
+    """Keeps a log of tensors."""
+
+    def __init__(self):
+        self.log = [torch.zeros(1)]
+
+
+def test_a_log_that_is_read_by_way_of_what_an_object_has_is_no_log():
+    logs, eager = Logs(), Logs()
+
+    def f(s, x):
+        s.log.append(x)
+        return x * sum(len(v) for v in vars(s).values())
+
+    compiled = fg.jit(lambda x: f(logs, x))
+    for _ in range(4):
+        torch.testing.assert_close(compiled(torch.ones(3)), f(eager, torch.ones(3)))
+
+
+def test_another_standard_output_is_no_other_program():
+    def f(x):
+        print("said", file=sys.stdout)
+        return x * 2
+
+    compiled = fg.jit(f)
+    for _ in range(3):
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            compiled(torch.ones(3))
+        assert out.getvalue() == "said\n"
+    assert compiled.cache_info().misses == 1
+
+
+def test_what_another_thread_traces_takes_no_output():
+    entered, done = threading.Event(), threading.Event()
+
+    def slow(x):
+        entered.set()
+        done.wait(10)
+        return x + 1
+
+    def loud(x):
+        print("loud")
+        return x * 2
+
+    thread = threading.Thread(target=lambda: fg.jit(slow)(torch.ones(3)))
+    compiled = fg.jit(loud)
+    thread.start()
+    try:
+        entered.wait(10)
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            for _ in range(3):
+                compiled(torch.ones(3))
+    finally:
+        done.set()
+        thread.join()
+    assert out.getvalue() == "loud\n" * 3
+
+
+def test_a_function_imported_by_another_name_is_noticed(monkeypatch):
+    def f(x):
+        from torch.nn import functional as other
+
+        return other.relu(x)
+
+    compiled = fg.jit(f)
+    compiled(torch.ones(3))
+    monkeypatch.setattr(torch.nn.functional, "relu", lambda x: x * 5)
+    torch.testing.assert_close(compiled(torch.ones(3)), torch.full((3,), 5.0))

@@ -226,3 +226,35 @@ def test_a_hook_on_a_leaf_that_outlives_the_call_is_warned_of_once(given):
         warnings.simplefilter("error")
         fg.jit(lambda x: f(x, w * 1))(torch.ones(3)).backward()
         fg.grad_compiled(lambda v: f(torch.ones(3), v))(torch.ones(3))
+
+
+class Counter:
+    def __init__(self):
+        self.n = 0
+
+    def __call__(self, g):
+        self.n += 1
+
+
+def test_an_object_that_is_a_hook_is_one_that_was_there_before():
+    counter = Counter()
+
+    def f(x):
+        y = x * 2
+        y.register_hook(counter)
+        return (y * y).sum()
+
+    compiled, x = fg.jit(f), torch.ones(3, requires_grad=True)
+    for n in range(1, 4):
+        compiled(x).backward()
+        assert counter.n == n
+
+    class Keeps:
+        def __call__(self, x):
+            y = x * 2
+            self.counter = Counter()
+            y.register_hook(self.counter)
+            return (y * y).sum()
+
+    with pytest.raises(fg.MutationError, match="Counter"):
+        fg.jit(Keeps())(x).backward()

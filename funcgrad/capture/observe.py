@@ -73,6 +73,9 @@ class Surroundings:
     """Whether a backward pass will be compiled apart; then it is run, too, if it runs Python of the caller's, which may
     write to inputs."""
     rng: Randomness
+    hands_over: bool = False
+    """Whether the caller's function is given the arguments themselves: no transform wraps them, and it is no run for a
+    derivative, which is given captured tensors as arguments."""
     replays: bool = True
     """Whether what it writes to Python state is to happen on each call (else it has happened)."""
     at_level: int = 0
@@ -118,7 +121,7 @@ class _DryRun:
 
     def __init__(self, around: Surroundings, known: Sequence[Tensor], themselves: Sequence[Tensor]) -> None:
         self._inputs, self._grad, self._out_slot = around.inputs, around.grad, around.out_slot
-        self._splits, self._replays = around.splits, around.replays
+        self._splits, self._replays, self._hands_over = around.splits, around.replays, around.hands_over
         self._reals: list[tuple[Any, Tensor]] = [
             *around.inputs.tensors,
             *((f"captured {i}", t) for i, t in enumerate(known)),
@@ -203,14 +206,16 @@ class _DryRun:
             raise NotSymbolicError("the function asks for types, and that of a symbol is another than that of a number")
         facts = evolve(facts, state=self._state(written, arguments), hooks=self.trace.hooks.kept)
         also, others = self._other_places(facts)
-        compares = self.watch.said.compares_objects
-        # torch.func's transforms wrap arguments: to the function, these are none that Python state holds. What a
-        # pullback runs again is given captured tensors as arguments
-        for slot, real in inputs.tensors if self._splits and self._replays and compares else ():
-            if any(slot == held for _, held in also) and id(real) not in self._asked_for:
+        held = {slot for _, slot in also} | {self._slot_of(c.tensor) for c in facts.captured}
+        for slot, real in inputs.tensors if self._hands_over and self.watch.said.compares_objects else ():
+            if slot in held and id(real) not in self._asked_for:
                 raise RestartTrace(real, itself=True)
         apart = frozenset(id(g.value()) for g in others if g.how == "tensor" and self.watch.said.compares_objects)
         return evolve(facts, state=evolve(facts.state, guards=(*facts.state.guards, *others)), also=also, apart=apart)
+
+    def _slot_of(self, real: Tensor | None) -> Arg | None:
+        """The argument that a tensor is."""
+        return next((slot for slot, t in self._inputs.tensors if t is real), None)
 
     def _other_places(self, facts: Facts) -> tuple[tuple[tuple[Place, Source], ...], tuple[Guard, ...]]:
         """Where inputs live besides the place they are read from; and guards for tensors that were met, and are no

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from .. import refusals
+from ..autograd_state import nodes_below
 from ..graphs import type_text
 from ..state.lines import user_line
-from ..torch_private.autograd import autograd_heard
+from ..torch_private.autograd import autograd_heard, custom_function_of
 from ..torch_private.fakes import FakeTensor
 from ..torch_private.functional import FunctionalTensor
 from ..torch_private.levels import is_dead, unwrap_dead
@@ -32,6 +33,9 @@ def run_pullback(trace: Trace, outputs: Any, inputs: Any, *rest: Any, **options:
     given = [v for v in flatten((outputs, inputs))[0] if isinstance(v, Tensor)]
     if not any(map(is_recorded, given)):
         return NotImplemented
+    for function in map(custom_function_of, nodes_below([v for v in given if is_recorded(v)])):
+        if function is not None and trace.watch is not None:  # code of the caller's: what it reads is Python state
+            trace.watch.see(getattr(function, "backward", None), f"{function.__name__}.backward")
     before = trace.pullback
     trace.pullback = "of a level" if any(is_transform_wrapper(_below(v)) for v in given) else "of no level"
     try:

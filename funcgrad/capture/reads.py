@@ -34,7 +34,7 @@ from ..graph_primitives import (
 from ..state.lines import user_line
 from ..symbolic.polynomials import LEAST
 from ..torch_private.fakes import DataDependentOutputException, DynamicOutputShapeException, fake_below, without_modes
-from ..torch_private.levels import outside_transforms
+from ..torch_private.levels import is_mapped, outside_transforms
 from ..torch_private.modes import without_function_modes
 from ..torch_private.operators import is_operator
 from ..torch_private.symbols import expression
@@ -246,7 +246,7 @@ class Reads:
 
     def _as_bounds(self, at: Any) -> Any:
         """A slice, or a whole number in a tensor, which says where a view begins."""
-        if isinstance(at, Tensor) and at.dtype not in (torch.bool, torch.uint8):
+        if isinstance(at, Tensor) and at.dtype not in (torch.bool, torch.uint8) and not is_mapped(at):
             return self._as_number(at)
         return slice(*map(self._as_number, (at.start, at.stop, at.step))) if type(at) is slice else at
 

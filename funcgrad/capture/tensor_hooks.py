@@ -24,6 +24,8 @@ from ..subclasses import is_traced
 
 Hook = Callable[[Tensor], Tensor | None]
 
+_FUNCTIONS = functools.partial, types.MethodType, types.BuiltinFunctionType, types.FunctionType
+
 
 class HooksWrite(BaseException):  # a signal the function must not catch
     """A hook that a backward pass ran has written to Python state: the dry run starts again, with hooks that are
@@ -99,8 +101,10 @@ def _contents(value: Any) -> tuple[Any, ...]:
 
 
 def _held(hook: Any) -> list[Any]:
-    """What a function closes over, and what functions there do; the object that a method is of."""
-    found, pending = list[Any](), [hook]
+    """What a function closes over, and what functions there do; the object that a method is of, or that is the hook
+    itself, with what it has."""
+    is_object = not isinstance(hook, (*_FUNCTIONS, type)) and hasattr(hook, "__dict__")
+    found, pending = [hook, *vars(hook).values()] if is_object else [], [hook]
     while pending:
         value = pending.pop()
         held: Sequence[Any] = ()

@@ -101,6 +101,7 @@ class Copy:
 
     def __init__(self, trace: Trace, hooks: fx.Node, at: int, context: Any, prefix: str, beside: Sequence[Any]) -> None:
         self._trace, self._hooks, self._at, self._prefix = trace, hooks, at, prefix
+        self._context = context
         self._program: Differentiable = context.program
         self._graph: Graph = self._program.inlined  # type: ignore[assignment]
         self._symbols: dict[str, Any] = {}
@@ -156,7 +157,8 @@ class Copy:
             old = [self._own(v) for v in kept[n_kept:]]
             args = (self._hooks, *old, *new, *readers())
             trace.opaque(_Epilogue(self._at, len(new)), args, (), name=f"{self._prefix}epilogue")
-        return dict(zip(program.at.gradients, program.gradients_now(here, program.at.gradients, outs), strict=False))
+        places = program.at.gradients
+        return dict(zip(places, program.gradients_now(self._context, here, places, outs), strict=False))
 
     def _own(self, value: Any) -> Any:
         """A tensor of the trace as its graph knows it."""

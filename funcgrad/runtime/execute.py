@@ -124,12 +124,18 @@ class Differentiable:
         outs: tuple[Any, ...] = _Apply.apply(self, (first, inputs), *seen)  # type: ignore[no-untyped-call]
         return outs
 
-    def gradients_now(self, arrived: Sequence[bool], places: Sequence[int], gradients: Sequence[Any]) -> Sequence[Any]:
-        """The gradients of inputs (at these places), without those to which no output leads that got one."""
+    def gradients_now(
+        self, ctx: Any, arrived: Sequence[bool], places: Sequence[int], gradients: Sequence[Any]
+    ) -> Sequence[Any]:
+        """The gradients of inputs (at these places), without those of leaves to which no output leads that got one.
+
+        The engine goes on to these inputs all the same, where in eager PyTorch it does not: a hook there would be
+        given None. So a leaf that has hooks gets zeros, and so does what was computed outside, which may have some.
+        """
         if all(arrived) or not self.at.reaches:
             return gradients
         reached = frozenset[int]().union(*itertools.compress(self.at.reaches, arrived))
-        return [t if i in reached else None for i, t in zip(places, gradients, strict=False)]
+        return [t if i in reached or _is_heard(ctx.given[i]) else None for i, t in zip(places, gradients, strict=False)]
 
     def has_effects_now(self, arrived: Sequence[bool]) -> bool:
         """Whether backward has effects where some differentiable outputs, and not others, got a gradient: what none
@@ -142,6 +148,14 @@ class Differentiable:
         if run != every and (run or self.calls):
             raise refusals.HOOKS_LEFT_OUT(where="the backward pass")
         return bool(run)
+
+
+def _is_heard(given: weakref.ref[Tensor] | None) -> bool:
+    """Whether Python may hear of the gradient that goes on to an input: not where that is a leaf without hooks."""
+    tensor = given() if given is not None else None
+    if tensor is None or not is_leaf(tensor):
+        return True
+    return bool(tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None))
 
 
 @frozen
@@ -304,7 +318,7 @@ class _Apply(torch.autograd.Function):
             if is_run:
                 write_back(written, [results[i] for i in at.written])
         result: list[Any] = [None] * (2 + len(ctx.inputs))
-        for i, gradient in zip(places, program.gradients_now(here, places, gradients), strict=True):
+        for i, gradient in zip(places, program.gradients_now(ctx, here, places, gradients), strict=True):
             result[2 + i] = gradient
         return tuple(result)
 
@@ -319,8 +333,9 @@ def _saved(ctx: Any, here: Sequence[bool]) -> Sequence[Tensor | None]:
     require_versions(versions)
     if not graph_is_kept():
         ctx.gone = ctx.gone.union(*(ctx.program.at.together[i] for i in run))
-        is_left = len(ctx.gone) < len(here)
-        ctx.left = (saved, [(v, version_of(v)) for v in saved if v is not None]) if is_left else None
+        # detached: what was an output has this node as its history, and would keep itself
+        left = [None if v is None else v.detach() for v in saved] if len(ctx.gone) < len(here) else None
+        ctx.left = None if left is None else (left, [(v, version_of(v)) for v in left if v is not None])
     return saved  # type: ignore[no-any-return]
 
 

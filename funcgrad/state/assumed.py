@@ -118,7 +118,7 @@ class Assumed(Mentioned):
         """A list of tensors that code only adds to may hold what it will, if it is that list."""
         for key, places in list(self._places.items()):
             held = places[0].read()
-            logged = type(held) is list and all(uses_of(place.name, self.said) == {"grow"} for place in places)
+            logged = type(held) is list and self.only_grows(held)
             if not logged or ("items", key) in self.replaced or key in self.replaced:
                 continue
             items = {
@@ -131,9 +131,10 @@ class Assumed(Mentioned):
             for place in places:
                 self._guard(Guard(place, held, "is"))
 
-    def only_grows(self, buffer: Any) -> bool:
-        """Whether all code that was reached only adds to a buffer, whatever it holds."""
-        return all(uses_of(name, self.said) == {"grow"} for name in self._names[id(buffer)])
+    def only_grows(self, held: Any) -> bool:
+        """Whether all code that was reached only adds to a buffer or a list, whatever it holds."""
+        names = {*self._names[id(held)], *(place.name for place in self._places.get(id(held), ()))}
+        return all(uses_of(name, self.said) == {"grow"} for name in names)
 
     def _guard_class(self, kind: type, names: Set[str], by_name: Set[str]) -> None:
         """What is read through a class itself (``Config.scale``, ``super().forward``): of installed packages data

@@ -186,12 +186,15 @@ def _chains(steps: Sequence[dis.Instruction]) -> tuple[frozenset[tuple[str, ...]
         if step.opname in GLOBAL | CELL or step.opname.startswith("LOAD_FAST"):
             read = itertools.takewhile(lambda s: s.opname in ATTRIBUTE, steps[at + 1 :])
             if names := [s.argval for s in read]:
-                chains.add((step.argval, *names))
+                # from Python 3.13 on one step may load two variables
+                chains.add((step.argval[-1] if isinstance(step.argval, tuple) else step.argval, *names))
         if step.opname == "IMPORT_NAME":
             taken = list(itertools.takewhile(lambda s: s.opname.startswith(_IMPORTS), steps[at + 1 :]))
             stored = [s.argval for s in taken if s.opname.startswith("STORE_")]
             if steps[at - 1].argval is not None:  # from module import names
-                chains.update((step.argval, s.argval) for s in taken if s.opname == "IMPORT_FROM")
+                names = [s.argval for s in taken if s.opname == "IMPORT_FROM"]
+                chains.update((step.argval, name) for name in names)
+                aliases.update((own, f"{step.argval}.{name}") for own, name in zip(stored, names, strict=False))
             elif stored:  # import module.part binds the module, as a name the part
                 is_part = "." not in step.argval or taken[0].opname == "IMPORT_FROM"
                 aliases.add((stored[0], step.argval if is_part else step.argval.partition(".")[0]))

@@ -17,6 +17,7 @@ from .lengths import length, own_names
 from .names import LIBRARIES, is_installed_file, is_library, is_of_library, is_of_trace, joined, package
 from .reached import C_FUNCTIONS, Reached
 
+_STREAMS = {"stdin", "stdout", "stderr"}
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 
 
@@ -147,7 +148,8 @@ class Mentioned(Reached):
                 called = joined(called, name)
                 place = Place("item", vars(value), name, called)
                 value = place.read()
-                if value is MISSING or is_of_trace(value):
+                is_stream = place.owner is vars(sys) and name in _STREAMS  # effects look these up on each call
+                if value is MISSING or is_stream or is_of_trace(value):
                     break
                 if is_of_library(value):
                     self._guard(Guard.of(place, value))

@@ -49,7 +49,9 @@ def is_of_library(value: Any) -> bool:
         return package(value.__globals__.get("__name__")) in LIBRARIES
     if isinstance(value, (functools.partial, types.MethodType)):
         return False
-    return not callable(value) or is_library(value if isinstance(value, type) else type(value))
+    if isinstance(value, (Tensor, dict, list, set, collections.deque, types.SimpleNamespace)):
+        return False
+    return is_library(value if isinstance(value, type) else type(value))
 
 
 def is_of_trace(value: Any) -> bool:

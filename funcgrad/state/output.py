@@ -23,8 +23,8 @@ from .names import is_installed, is_library
 _kept: ContextVar[list[str] | None] = ContextVar("funcgrad_printed", default=None)
 _lock = threading.Lock()
 _keeping = 0
-_end: Callable[[], Any] | None = None
-"""What takes back what was done to standard output."""
+_ends: list[Callable[[], Any]] = []
+"""What takes back what was done to each stream that was standard output."""
 
 
 @frozen
@@ -100,19 +100,19 @@ def _begin(stream: Any) -> Callable[[], Any]:
 @contextlib.contextmanager
 def keeping(printed: list[str] | None) -> Iterator[None]:
     """Inside, what this thread prints is kept in ``printed``; None: it is printed."""
-    global _keeping, _end
+    global _keeping
     is_first = _kept.get() is None  # else the function itself may have put something there
     token = _kept.set(printed)
     with _lock:
         _keeping += 1
-        if is_first and printed is not None and sys.stdout is not None and _end is None:
-            _end = _begin(sys.stdout)
+        begins = is_first and printed is not None and sys.stdout is not None
+        if begins and type(sys.stdout) is not _Output and not keeps(sys.stdout):
+            _ends.append(_begin(sys.stdout))
     try:
         yield
     finally:
         _kept.reset(token)
         with _lock:
             _keeping -= 1
-            if not _keeping and _end is not None:
-                _end()
-                _end = None
+            while not _keeping and _ends:
+                _ends.pop()()

@@ -67,8 +67,16 @@ def running_sequence_number() -> int | None:
 
 
 def custom_function_of(node: Any) -> type | None:
-    """The ``autograd.Function`` whose backward a node of autograd runs; None for any other node."""
-    return vars(type(node)).get("_forward_cls") if isinstance(node, torch.autograd.function.BackwardCFunction) else None
+    """The ``autograd.Function`` of the caller's whose backward a node of autograd runs; None for any other node."""
+    if not isinstance(node, torch.autograd.function.BackwardCFunction):
+        return None
+    function = vars(type(node)).get("_forward_cls")
+    # for each level, torch.func makes one that closes over the caller's
+    while code := getattr(vars(function).get("backward"), "__code__", None):
+        if code.co_freevars != ("autograd_function",):
+            break
+        function = vars(function)["backward"].__closure__[0].cell_contents
+    return function
 
 
 def running_node_name() -> str | None:

@@ -33,7 +33,7 @@ from ..runtime.key import with_sizes
 from ..runtime.miss_reasons import key_of
 from ..stages import Stages
 from ..state.watch import Watch
-from .definition import Definition, Untracked, name_of
+from .definition import Definition, Plain, Untracked, name_of
 
 _AUTOCAST_UNSAID = (
     "{} is differentiated while autocast is on: the backward of a custom autograd.Function will not see it. "
@@ -111,10 +111,11 @@ def _observed(
     """What a dry run shows; of which definition, whether gradients matter outside of it, and the watch over Python
     state."""
     level = level_of_call() if at_level else 0
+    hands_over = isinstance(definition, Plain) and definition.replays
 
     def observed(definition: Definition, grad: bool, replays: bool) -> tuple[Definition, bool, Facts, Watch]:
         around = Surroundings(
-            inputs, grad, definition.out_slot, definition.splits, options.rng, replays, level, path, varying
+            inputs, grad, definition.out_slot, definition.splits, options.rng, hands_over, replays, level, path, varying
         )  # fmt: skip
         return definition, grad, *observe(definition, definition.root, around)
 
