@@ -16,11 +16,11 @@ demo: .venv/demo.done
 	$(BIN)/python examples/char_transformer.py
 
 test: .venv/test,notebook,demo.done
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 # What takes minutes more: every model at eleven budgets, on every backend; integer programs as oracles.
 test-long: .venv/test,notebook,demo.done
-	$(BIN)/python -m pytest -n $(JOBS) -m long
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m long
 
 # N random programs that alias and mutate, eager against compiled, on all cores; a difference is printed as a minimised program.
 fuzz: .venv/test,notebook,demo.done

@@ -132,7 +132,7 @@ def laws_hold(f, make, backend, transform, steps):
         before = limit, memory.measured_peak
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("transform", "name"), [*itertools.product(["grad_compiled"], NETS), ("jit", "chain"), ("jit", "dropped")]
 )

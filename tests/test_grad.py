@@ -59,6 +59,7 @@ def test_value_and_grad(name):
     assert c.cache_info()[:2] == (1, 1)
 
 
+@pytest.mark.sweep(2)
 @EVERY
 def test_grad_with_aux(name):
     f, make = CASES[name]
@@ -93,6 +94,7 @@ def test_jit_backward(name):
     assert found.requires_grad == f(first, *args[1:]).requires_grad
 
 
+@pytest.mark.sweep(2)
 @EVERY
 def test_joint_equals_forward_then_backward(name):
     """The two halves of the partition compose to the joint graph, and the printed program is the joint graph, too."""
@@ -115,6 +117,7 @@ SECOND_ORDER = (
 )
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", SECOND_ORDER)
 def test_second_derivatives(name):
     """By autograd through a compiled gradient, by nesting, and by ``create_graph`` through ``jit``: all the same."""

@@ -90,7 +90,7 @@ def test_a_row(op):
         torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol, equal_nan=True, msg=lambda m: f"{op}{call}: {m}")
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("op", [op for op in ROWS if is_pointwise(op)], ids=str)
 def test_special_values(op):
     calls = [call for dtype in (torch.float32, torch.float64) for call in specials(op, dtype)]
