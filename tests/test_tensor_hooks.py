@@ -54,6 +54,13 @@ def where_it_is_large(x):
     return y.sum()
 
 
+def where_it_is_too_large(x):
+    """In some passes; gradients of ones show nothing of it."""
+    y = x * x
+    y.register_hook(lambda g: LOG.append(g.max()) if g.max() > 20 else None)
+    return (y * y).sum()
+
+
 def in_place(x):
     def hook(g):
         LOG.append(g.clone())
@@ -80,7 +87,9 @@ def passes(f, n=3):
     return list(LOG), x.grad
 
 
-FUNCTIONS = [keeps_floats, counts_and_scales, of_a_result, in_turn, where_it_is_large, in_place, removed]
+FUNCTIONS = [
+    keeps_floats, counts_and_scales, of_a_result, in_turn, where_it_is_large, where_it_is_too_large, in_place, removed,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("backend", ["aten", "c"])
@@ -258,3 +267,14 @@ def test_an_object_that_is_a_hook_is_one_that_was_there_before():
 
     with pytest.raises(fg.MutationError, match="Counter"):
         fg.jit(Keeps())(x).backward()
+
+
+def test_a_hook_that_reads_values_and_closes_over_a_computed_tensor_may_write_nothing():
+    def f(x, writes):
+        y = x * x
+        z = y.sum().detach()
+        y.register_hook(lambda g: (LOG.append(float(z)) if writes else g * z) if g.sum() > 0 else None)
+        return y.sum()
+
+    with pytest.raises(fg.MutationError, match="a hook that reads values"):
+        fg.jit(f)(torch.ones(3, requires_grad=True), True).backward()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -365,24 +364,14 @@ class _DryRun:
             refused = self.trace.refused
             try:
                 with self.watch, self.trace.backward_pass(), hooks.watched():
-                    torch.autograd.backward(roots, seeds, retain_graph=bool(hooks.found))
+                    torch.autograd.backward(roots, seeds)
             except RuntimeError as error:
                 if self.trace.reads.allowed and isinstance(error, READS_LATER):
                     # of the gradients that come in, which are known when backward is compiled
-                    if hooks.found:
-                        self._run_backward_of(roots, seeds, fakes)
+                    hooks.require_seen()
                     self.trace.refused = refused
                 return error
         return None
-
-    def _run_backward_of(self, roots: Sequence[Tensor], seeds: Sequence[Tensor], fakes: Sequence[Tensor]) -> None:
-        """The backward pass of gradients that are ones: a hook may write when it has read them."""
-        reads, n = self.trace.reads, len(self.trace.reads.done)
-        for fake in fakes:
-            reads.tape.give(fake, reads.ones(fake))
-        with contextlib.suppress(RuntimeError), self.watch, self.trace.backward_pass(), self.trace.hooks.watched():
-            torch.autograd.backward(roots, seeds)
-        del reads.done[n:]
 
     def _require_known(self, made: Iterable[Tensor]) -> None:
         """What is returned and is no input."""

@@ -219,11 +219,6 @@ class Reads:
         with without_modes(), without_function_modes(), outside_transforms():
             return torch.tensor(found, dtype=fake.dtype, device=fake.device).reshape(fake.shape)
 
-    def ones(self, fake: Tensor) -> Tensor:
-        """A real tensor that looks like it."""
-        with without_modes(), without_function_modes(), outside_transforms():
-            return torch.ones(fake.shape, dtype=fake.dtype, device=fake.device)
-
     def with_data(self, func: Any, args: Sequence[Any]) -> list[Any]:
         """The arguments of a function of ``TAKES_DATA``: with real tensors where it reads values."""
         if func in _SPLITS:

@@ -17,7 +17,7 @@ from attrs import define, field
 from torch import Tensor
 
 from .. import refusals
-from ..state.guards import same
+from ..state.guards import PLAIN, same
 from ..state.lines import user_line
 from ..state.output import keeping
 from ..subclasses import is_traced
@@ -38,6 +38,8 @@ class TensorHooks:
 
     are_opaque: bool = False
     found: list[Hook] = field(factory=list)
+    traced: list[Hook] = field(factory=list)
+    """Those that are, so far."""
     closed_over: list[Any] = field(factory=list)
     """What they close over, in order; ``first``: what those of the dry run did."""
     first: Sequence[Any] = ()
@@ -57,6 +59,7 @@ class TensorHooks:
         self.found.append(hook)
         held = _held(hook)
         if not self.are_opaque or any(map(is_traced, _tensors_in(held))):
+            self.traced.append(hook)
             return False
         self._require_held_before(held)
         return True
@@ -88,8 +91,28 @@ class TensorHooks:
         if self.found and not self.are_opaque:
             raise HooksWrite
 
+    def require_seen(self) -> None:
+        """A backward pass reads a value that is known when it runs, so that nobody has seen what hooks do with it.
+        Raise ``HooksWrite`` where one may write, and ``MutationError`` if that one can be no opaque call."""
+        writing = next(filter(_may_write, self.traced), None)
+        if writing is not None:
+            self.require_opaque()
+            what = f"a hook that reads values, {getattr(writing, '__qualname__', type(writing).__name__)}"
+            raise refusals.WRITES_STATE_IN_BACKWARD(what, where=what)
+
     def _contents(self) -> list[tuple[Any, tuple[Any, ...]]]:
         return [(value, _contents(value)) for hook in self.found for value in _held(hook)]
+
+
+def _may_write(hook: Hook) -> bool:
+    """Whether a hook holds or names anything that it may write to: an object, a function, ``print``."""
+    held = [hook, *_held(hook)]
+    code = [f for f in held if isinstance(f, types.FunctionType)]
+    named = {name: f.__globals__[name] for f in code for name in f.__code__.co_names if name in f.__globals__}
+    unknown = [v for v in (*held[1:], *named.values()) if not isinstance(v, (*PLAIN, Tensor, types.ModuleType))]
+    prints = any({"print", "setattr"} & set(f.__code__.co_names) for f in code)
+    is_seen = isinstance(hook, types.FunctionType) and all(any(v is f for f in code) for v in unknown)
+    return prints or not is_seen
 
 
 def _contents(value: Any) -> tuple[Any, ...]:
