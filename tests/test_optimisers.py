@@ -136,3 +136,24 @@ def test_bias_corrections_are_as_exact_as_those_of_numbers():
     )
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop])
+def test_state_first_made_inside_for_parameters_of_one_shape(kind):
+    def steps(make):
+        ps = [torch.ones(3, requires_grad=True), torch.full((3,), 2.0, requires_grad=True)]
+        optimiser = kind(ps, lr=0.1, momentum=0.9) if kind is not torch.optim.Adam else kind(ps, lr=0.1)
+
+        @make
+        def step(x):
+            optimiser.zero_grad()
+            loss = (ps[0] * x).sum() + (ps[1] ** 3).sum()
+            loss.backward()
+            optimiser.step()
+            return loss.detach()
+
+        found = [step(torch.tensor([1.0, 2.0, 3.0])) for _ in range(3)]
+        return [*found, *ps, *(v for p in ps for v in optimiser.state[p].values())]
+
+    for a, b in zip(steps(fg.jit), steps(lambda f: f), strict=True):
+        torch.testing.assert_close(a, b)

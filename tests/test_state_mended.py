@@ -803,3 +803,28 @@ def test_a_function_imported_by_another_name_is_noticed(monkeypatch):
     compiled(torch.ones(3))
     monkeypatch.setattr(torch.nn.functional, "relu", lambda x: x * 5)
     torch.testing.assert_close(compiled(torch.ones(3)), torch.full((3,), 5.0))
+
+
+def test_places_that_read_alike_are_places_of_their_own():
+    class Named:
+        def __repr__(self):
+            return "key"
+
+    def run(make):
+        one, two = Named(), Named()
+        last, counts = {one: None, two: None}, {one: 0, two: 0}
+
+        @make
+        def f(x):
+            for n, key in enumerate((one, two)):
+                last[key] = x * (n + 2)
+                counts[key] += n + 1
+            return x
+
+        for i in range(3):
+            f(torch.ones(2) * i)
+        return list(last.values()), list(counts.values())
+
+    (found, counted), (expected, eager) = run(fg.jit), run(lambda f: f)
+    torch.testing.assert_close(found, expected)
+    assert counted == eager

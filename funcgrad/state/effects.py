@@ -16,6 +16,7 @@ import decimal
 import enum
 import fractions
 import io
+import itertools
 import os
 import pathlib
 import types
@@ -380,12 +381,12 @@ class Written:
             if isinstance(leaf, Tensor) and is_transform_wrapper(leaf) and is_traced(unwrap_transform(leaf)):
                 self._refused.append((path, "a tensor of a transform of torch.func that has ended by then"))
                 return None
-            if isinstance(leaf, (Tensor, torch.SymFloat, torch.SymInt)) or str(Stored(path)) in self._varying:
-                slot = Stored(path)
+            slot = self._slot(path)
+            if isinstance(leaf, (Tensor, torch.SymFloat, torch.SymInt)) or str(slot) in self._varying:
                 self.stores[slot] = leaf
                 found.append(slot)
             elif self._is_kept(leaf):
-                self.plain[Stored(path)] = leaf
+                self.plain[slot] = leaf
                 found.append(leaf)
             elif (made := self._object(leaf, path)) is not None:
                 found.append(made)
@@ -393,6 +394,11 @@ class Written:
                 self._refused.append((path, f"a new {type(leaf).__name__}"))
                 return None
         return New(tree, tuple(found))
+
+    def _slot(self, path: str) -> Stored:
+        """A slot of its own: places may read alike (the state of an optimiser, by parameters of one shape)."""
+        slots = (Stored(path if i == 1 else f"{path}#{i}") for i in itertools.count(1))
+        return next(slot for slot in slots if slot not in self.stores and slot not in self.plain)
 
     def _object(self, value: Any, path: str) -> NewObject | None:
         """An object that the run made, to be made anew; None for one that is more than its attributes."""
