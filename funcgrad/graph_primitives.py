@@ -236,6 +236,26 @@ class SizeRead:
         return number
 
 
+@frozen(eq=False, repr=False)
+class SizeGiven:
+    """A number that the call is given, or one computed of such, where it is a size of what is made: a symbol of this
+    name. It is called with the number; conditions on it are guards."""
+
+    symbol: str
+
+    @property
+    def __name__(self) -> str:
+        return "size_given"
+
+    __module__ = "funcgrad"  # fx asks a call's target for it
+
+    def __repr__(self) -> str:
+        return "size that is given"
+
+    def __call__(self, number: int) -> int:
+        return number
+
+
 CHECKS = (require_false, require_true, expect, on_path)
 """Calls without a result, that may raise."""
 

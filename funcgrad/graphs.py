@@ -24,7 +24,7 @@ from .call_text import type_now as type_now  # noqa: PLC0414
 from .call_text import type_text as type_text  # noqa: PLC0414
 from .errors import GraphError
 from .generators import Drawn
-from .graph_primitives import CHECKS, Opaque, Sized, SizeRead, expect, getitem, on_path
+from .graph_primitives import CHECKS, Opaque, Sized, SizeGiven, SizeRead, expect, getitem, on_path
 from .show.draw import Box, Drawing
 from .show.parts import Code, Doc, Table
 from .show.shown import Shown
@@ -262,7 +262,7 @@ def has_effect(node: Node) -> bool:
     if (
         node.target in CHECKS
         or node.target is written_copies
-        or isinstance(node.target, (Sized, SizeRead))
+        or isinstance(node.target, (Sized, SizeGiven, SizeRead, SizeGiven))
         or is_random(node)
     ):
         return True

@@ -136,7 +136,7 @@ class Joint(Shown):
     @property
     def conditions(self) -> tuple[str, ...]:
         """All guards, those on sizes among them."""
-        return self.guards if self.sizes is None else (*self.guards, *self.sizes.guards)
+        return self.guards if self.sizes is None else (*self.guards, *self.sizes.guards_of_numbers, *self.sizes.guards)
 
     def broken_guards(self, values: Mapping[str, Any], sizes: Mapping[str, int]) -> list[Broken]:
         """The guards that do not hold for these numbers (by path) and sizes (by symbol)."""

@@ -490,3 +490,82 @@ def test_a_number_an_earlier_trace_left_behind_is_an_error() -> None:
         except fg.FuncgradError:
             break
     assert all(type(k) is int for k in kept), "no symbol stays behind"
+
+
+# ── ints among the arguments ─────────────────────────────────────────────────────────────────────────────────────
+
+TABLE = torch.linspace(1, 2, 40)
+GIVEN = {
+    "arithmetic": lambda x, n: x * n + 1 / n,
+    "branch": lambda x, n: x * 2 if n > 1 else -x,
+    "power": lambda x, n: x * 0.9**n,
+    "math": lambda x, n: x * math.cos(math.pi * n / 20),
+    "index": lambda x, n: x * TABLE[n],
+    "computed index": lambda x, n: x * TABLE[2 * n] * TABLE[n + 1],
+    "slice": lambda x, n: x * TABLE[:n].sum(),
+    "window": lambda x, n: x * TABLE[n : n + x.shape[0]],
+    "mask": lambda x, n: torch.where(torch.arange(5) < n, x, -x),
+    "full": lambda x, n: torch.full((n,), 2.0).sum() * torch.full_like(x, n),
+    "arange": lambda x, n: x * torch.arange(n).float().mean(),
+    "expand": lambda x, n: x[:, None].expand(5, n).sum(1),
+    "pad": lambda x, n: torch.nn.functional.pad(x, (n, 1)).cumsum(0),
+    "interpolate": lambda x, n: torch.nn.functional.interpolate(x[None, None], size=n + 1).sum(),
+    "integers": lambda x, n: x * (torch.arange(5) * n // 3).sum(),
+    "random": lambda x, n: torch.rand(n).sum() * x,
+    "softmax": lambda x, n: TABLE[:n].softmax(0)[0] * x,
+    "shape returned": lambda x, n: (x * 2, TABLE[:n].sum().new_zeros(n).shape, n + 1),
+    "per sample": lambda x, n: torch.vmap(lambda y: y * TABLE[n])(x),
+    "inner gradient": lambda x, n: torch.func.grad(lambda y: (y * TABLE[n] * n).sum())(x),
+    "compiled inside": lambda x, n: fg.jit(lambda y, m: y * TABLE[m])(x, n + 1),
+}
+
+
+def _with_gradient(function, x, n):
+    torch.manual_seed(0)
+    x = x.clone().requires_grad_()
+    found = function(x, n)
+    first = found[0] if isinstance(found, tuple) else found
+    return found, torch.autograd.grad(first.sum(), x)
+
+
+@pytest.mark.parametrize("backend", ["c", "aten"])
+@pytest.mark.parametrize("name", GIVEN)
+def test_an_argument_that_was_two_other_ints_is_a_symbol(name: str, backend: str) -> None:
+    function = GIVEN[name]
+    compiled = fg.jit(function, backend=backend)
+    for n in (9, 8, 6, 7, 5, 4, 3, 10):
+        found, expected = (outcome(lambda: _with_gradient(f, X[:5].detach(), n)) for f in (compiled, function))  # noqa: B023
+        assert difference(found, expected) is None, (n, difference(found, expected))
+    assert compiled.cache_info().misses <= 4
+    for n in (2, 1, 0, -1, True, 2.5, 1 << 70, 11):
+        found, expected = (outcome(lambda: _with_gradient(f, X[:5].detach(), n)) for f in (compiled, function))  # noqa: B023
+        assert difference(found, expected) is None, (n, difference(found, expected))
+
+
+def test_an_int_of_python_state_is_an_index_of_one_program() -> None:
+    class Decoder:
+        position = 0
+
+        def step(self, x):
+            self.cache[:, self.position] = x
+            seen = torch.arange(16) <= self.position
+            self.position += 1
+            return (self.cache * seen).sum(1)
+
+    def run(make):
+        decoder = Decoder()
+        decoder.cache = torch.zeros(2, 16)
+        step = make(decoder.step)
+        return [step(torch.full((2,), float(i))) for i in range(10)], decoder.cache, step
+
+    *expected, _ = run(lambda f: f)
+    *found, step = run(lambda f: fg.jit(f, backend="aten"))
+    torch.testing.assert_close(found, expected)
+    assert step.cache_info().misses <= 5
+
+
+def test_a_mask_by_a_size_that_varies() -> None:
+    compiled = fg.jit(lambda x: torch.arange(10) <= x.shape[0])
+    for n in (3, 4, 5, 6):
+        assert torch.equal(compiled(torch.ones(n)), torch.arange(10) <= n)
+    assert compiled.cache_info().misses == 2

@@ -19,7 +19,7 @@ from attrs import evolve
 from torch import Tensor, fx
 
 from ..errors import GraphError
-from ..graph_primitives import Opaque, Sized, SizeRead, scalar, size
+from ..graph_primitives import Opaque, Sized, SizeGiven, SizeRead, scalar, size
 from ..graphs import (
     Graph,
     is_expanded,
@@ -192,6 +192,9 @@ class Printer:
         node = step.node
         call = self.argument(node.args[0]) if step.same else self.call(node, step.into, step.whole)
         lines = [f"    {node.name} = {call}  # {type_text(node.meta.get('val'))}{_from(node)}"]
+        if isinstance(node.target, SizeGiven):
+            self._read |= {node.target.symbol: node.name}
+            lines.append(f"    {node.target.symbol} = {node.name}")
         if isinstance(node.target, SizeRead):
             lines += self._size_read(
                 node, node.target.read, {node.target.symbol: node.name}, self.argument(node.args[1])

@@ -73,15 +73,19 @@ def naming(out_slot: Callable[[str], Slot], given: Iterable[NewMemory | NewGradi
     return lambda path: own[path] if path in own else out_slot(path)
 
 
-def require_sizes_may_vary(facts: Facts) -> None:
-    """Where facts say how tensors lie in one another's memory, they are about these sizes alone:
-    ``NotSymbolicError``."""
+def why_sizes_are_known(facts: Facts) -> str | None:
+    """Where facts say how tensors lie in one another's memory, they are about these sizes alone."""
     if facts.overlap or facts.same or facts.neighbours or facts.subclasses or facts.stores:
-        raise NotSymbolicError("inputs that share memory, or are wrapper subclasses, have sizes that are known")
+        return "inputs that share memory, or are wrapper subclasses, have sizes that are known"
     if any(change.restrides for change in facts.changes.values()) or any(o.view is not None for o in facts.outputs):
-        raise NotSymbolicError(
-            "results that look at inputs, and inputs that come to lie otherwise, have sizes that are known"
-        )
+        return "results that look at inputs, and inputs that come to lie otherwise, have sizes that are known"
+    return None
+
+
+def require_sizes_may_vary(facts: Facts) -> None:
+    """``NotSymbolicError`` where they are known."""
+    if (why := why_sizes_are_known(facts)) is not None:
+        raise NotSymbolicError(why)
 
 
 @frozen(eq=False, repr=False)

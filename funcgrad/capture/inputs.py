@@ -30,7 +30,7 @@ class Inputs:
 
     A tensor leaf is an input, a ``Symbolic`` leaf a symbolic float; any other leaf is static. ``names`` are those of
     the positional arguments. ``sizes``: the dimensions of tensors that are traced as symbols, by the tensors' paths.
-    ``state``: the numbers of Python state that are.
+    ``state``: the numbers of Python state that are. ``may_be_sizes``: whether ints that are symbols may be sizes.
     """
 
     names: tuple[str, ...]
@@ -40,6 +40,7 @@ class Inputs:
     tree: Tree
     sizes: Mapping[str, frozenset[int]] = {}
     state: tuple[tuple[State, Place, Symbolic], ...] = ()
+    may_be_sizes: bool = False
 
     @property
     def dynamic(self) -> list[tuple[Arg | State, Any]]:

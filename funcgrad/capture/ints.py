@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .floats import Float, Int
+from .floats import Float, Int, fixed
 
 _ARITHMETIC = (
     "add sub subtract rsub mul multiply div divide true_divide floor_divide truediv floordiv remainder mod fmod pow "
@@ -61,8 +61,10 @@ def _settled(value: Any, computes: bool, as_size: Callable[[Int], Any]) -> Any:
     """A value without symbolic ints; ``computes``: whether a float means the same there. Within containers none
     does."""
     if type(value) is Int:
-        node = value.node.as_float() if computes else None
-        return as_size(value) if node is None else Float(node)
+        if not computes:
+            return as_size(value)
+        node = value.node.as_float()
+        return fixed(value) if node is None else Float(node)
     if type(value) is slice:
         return slice(
             _settled(value.start, False, as_size),

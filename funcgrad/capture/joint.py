@@ -35,6 +35,7 @@ from ..subclasses import parts
 from ..symbolic.torch_sizes import shape_of, strides_of
 from ..tags import Tag, tag
 from ..torch_private.tensors import storage_id
+from .facts import why_sizes_are_known
 from .inner import Inner, Ran, inputs_of
 from .modes import with_modes
 from .regions import whole
@@ -57,7 +58,13 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool,
     backward fails.
     """
     trace = with_modes(
-        Trace(record=True, backward_autocast=inner.backward_autocast, rng=inner.rng, path=inner.facts.path)
+        Trace(
+            record=True,
+            backward_autocast=inner.backward_autocast,
+            rng=inner.rng,
+            path=inner.facts.path,
+            may_be_sizes=inner.inputs.may_be_sizes and why_sizes_are_known(inner.facts) is None,
+        )
     )
     trace.watch = watch
     trace.draws.expect(inner.facts.generators)
@@ -103,13 +110,12 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool,
         inner.out_slot(o.path) if o.is_dynamic else _constant(v, inner) for o, v in zip(facts, ran.leaves, strict=False)
     )
     symbols = trace.symbols
-    by_value = frozenset(symbols.floats.by_value)
     returned, sizes = Returned(ran.tree, leaves), symbols.of_sizes
     return Joint(
-        graph, returned, guards, names, sizes, trace.wrappings, by_value, trace.writes.runs, trace.writes.reaches,
-        inner.signature.outs,
+        graph, returned, guards, names, sizes, trace.wrappings, symbols.by_value, trace.writes.runs,
+        trace.writes.reaches, inner.signature.outs,
         with_backward,
-        symbols.floats.lines, tuple(trace.reads.done),
+        symbols.lines, tuple(trace.reads.done),
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from ..graph_primitives import (
     Read,
     Shapes,
     Sized,
+    SizeGiven,
     SizeRead,
     expect,
     has_symbols,
@@ -74,6 +75,8 @@ _SMALL = 1 << 16
 """Constants of so many bytes become data of the program; larger ones are computed by it where that is sure to give
 the same sizes."""
 
+_MOST = 1 << 31
+"""A number that is given is a symbol as a size below this: what is computed of sizes is to fit into 64 bits."""
 
 READS_LATER = (DataDependentOutputException, DynamicOutputShapeException)
 """What a trace raises where Python reads a value that is known later: one of a cotangent, or of another call."""
@@ -99,12 +102,14 @@ def _is_tagged(op: Any, tag: torch.Tag) -> bool:
 
 
 class Reads:
-    """The reads of one run. ``known``: what is read first, in this order, whatever the values are now."""
+    """The reads of one run. ``known``: what is read first, in this order, whatever the values are now.
+    ``may_be_sizes``: whether numbers that the call is given may be symbols where they are sizes."""
 
-    def __init__(self, trace: Recorder, known: Path | None) -> None:
+    def __init__(self, trace: Recorder, known: Path | None, may_be_sizes: bool = False) -> None:
         self._trace = trace
         self.tape = Tape()
         self.allowed = known is not None
+        self._may_be_sizes = may_be_sizes
         self._known = known or ()
         self.done: list[Read] = []
         self.numbers: dict[str, int] = {}
@@ -175,21 +180,27 @@ class Reads:
         return symbol
 
     def as_size(self, number: Int) -> Any:
-        """A number that is a symbol, where PyTorch takes it for a size: a symbol of PyTorch's, if all it is computed
-        of was read."""
+        """A number that is a symbol, where PyTorch takes it for a size: a symbol of PyTorch's."""
         node, trace = number.node, self._trace
         reads = [self.numbers.get(symbol) for symbol in node.symbols]
         if trace.graph is None:  # sizes are no symbols in this run
             return node.hint
-        if not reads or None in reads or node.hint < LEAST or trace.bodies.given:
+        is_given = None in reads
+        if not reads or (is_given and not self._may_be_sizes) or node.hint < LEAST or trace.bodies.given:
+            return fixed(number)
+        if is_given and not node.answer(f"({{}} < {_MOST})", lambda value: value < _MOST):
             return fixed(number)
         if node.text not in self._as_sizes:
-            read = max(read for read in reads if read is not None)
+            read = max((read for read in reads if read is not None), default=None)
             with without_modes(), without_function_modes(), outside_transforms():
-                size = trace.symbols.number(read, node.text, node.hint)
+                size = trace.symbols.number(node.text, node.hint, read)
             symbol = str(expression(size))
-            trace.symbol_is(symbol, trace.call(SizeRead(read, symbol), (number, self.values[read]), {}, size))
-            self.numbers[symbol] = read
+            if read is None:
+                call: tuple[Any, ...] = SizeGiven(symbol), (number,)
+            else:
+                call = SizeRead(read, symbol), (number, self.values[read])
+                self.numbers[symbol] = read
+            trace.symbol_is(symbol, trace.call(*call, {}, size))
             self._as_sizes[node.text] = seen(size)
         return self._as_sizes[node.text]
 

@@ -36,10 +36,10 @@ class Recorder:
     tracer: TorchDispatchMode
     """Inside, operators are recorded. It stands below ``functional``."""
 
-    def __init__(self, *, record: bool, reads_symbols: bool = False) -> None:
+    def __init__(self, *, record: bool, expects_sizes: bool = False) -> None:
         self.fakes = FakeTensorMode()
         self.on_fakes = Results(self.fakes)
-        self.symbols = Symbols(self.fakes, record and reads_symbols)
+        self.symbols = Symbols(self.fakes, record and expects_sizes)
         self.graph = fx.Graph() if record else None
         self.constants: dict[str, Tensor] = {}
         self.current_pass = "forward"

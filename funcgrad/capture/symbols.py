@@ -55,11 +55,16 @@ class Symbols:
                 self.known.read(str(expression(size)))
         return fake
 
-    def number(self, read: int, text: str, now: int) -> torch.SymInt:
-        """A symbol for a number that Python read, or computed of what it read last in this read, as a size."""
+    def number(self, text: str, now: int, read: int | None) -> torch.SymInt:
+        """A symbol for a number as a size: one that the call is given, or that Python read, or computed of such;
+        ``read``: what of that was read last."""
         found: Any = self._symbolic(f"read {read} as {text}", torch.empty(now, 0), (0,)).shape[0]
-        self.known.read(str(expression(found)))
-        self.known.origins[str(expression(found))] = text
+        symbol = str(expression(found))
+        if read is None:
+            self.known.given[symbol] = f"({text})"
+        else:
+            self.known.read(symbol)
+        self.known.origins[symbol] = text
         return found  # type: ignore[no-any-return]
 
     def _symbolic(self, name: str, real: Tensor, dims: Collection[int]) -> Tensor:
@@ -106,4 +111,17 @@ class Symbols:
                 raise NotSymbolicError(
                     f"a condition on sizes is on more than those of inputs: {self.known.named(str(condition))}"
                 )
-        return list(self.floats.guards)
+        return list(map(self._over_numbers, self.floats.guards))
+
+    @property
+    def by_value(self) -> frozenset[str]:
+        """Those of them that fix what is computed of symbols to its value."""
+        return frozenset(map(self._over_numbers, self.floats.by_value))
+
+    @property
+    def lines(self) -> dict[str, str]:
+        """Where in the caller's code a guard was asked first."""
+        return {self._over_numbers(guard): line for guard, line in self.floats.lines.items()}
+
+    def _over_numbers(self, guard: str) -> str:
+        return self.known.over_numbers(guard) if self.sizes else guard

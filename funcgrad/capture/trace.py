@@ -73,10 +73,12 @@ class Trace(Recorder):
         rng: Randomness,
         stand_in_for: Callable[[Tensor], Tensor] | None = None,
         path: Path | None = None,
+        may_be_sizes: bool = False,
     ) -> None:
         """``stand_in_for`` makes a stand-in for a real tensor met inside the function; without it, meeting one is an
-        error. ``path``: what Python reads first of values; None where it may not read any."""
-        super().__init__(record=record, reads_symbols=path is not None and has_sizes(path))
+        error. ``path``: what Python reads first of values; None where it may not read any. ``may_be_sizes``: whether
+        ints that are symbols may be sizes."""
+        super().__init__(record=record, expects_sizes=may_be_sizes or (path is not None and has_sizes(path)))
         self._backward_autocast = backward_autocast
         self.lineage = Lineage()
         self.pullback: str | None = None
@@ -85,7 +87,7 @@ class Trace(Recorder):
         """What such a graph saved, and what tensors of levels that have ended wrap, by identity: no variable holds
         it."""
         self.writes = Writes(self.lineage, first_run=stand_in_for is not None)
-        self.reads = Reads(self, path)
+        self.reads = Reads(self, path, may_be_sizes)
         self.draws = Draws(self, self.reads, rng, first_run=stand_in_for is not None)
         self._stand_in_for = stand_in_for
         self.captured: dict[int, Lifted] = {}

@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import fields
 
-from ..graph_primitives import Sized, SizeRead
+from ..graph_primitives import Sized, SizeGiven, SizeRead
 from ..symbolic.sizes import Size, symbols_in
 from .groups import ExternTask, Task
 from .index import Axis, Index, Quotient, Remainder
@@ -23,7 +23,7 @@ class ReadSizes:
     def note(self, task: ExternTask) -> None:
         """A library call, which may be one that reads sizes."""
         target = task.node.target
-        if isinstance(target, SizeRead):
+        if isinstance(target, (SizeRead, SizeGiven)):
             self._reader[target.symbol] = task
         elif isinstance(target, Sized):
             self._reader |= {symbol: task for symbol, _, _ in target.symbols}

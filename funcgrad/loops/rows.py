@@ -54,6 +54,8 @@ def promoted(*args: Any) -> torch.dtype:
 def _kind(a: Any) -> Any:
     if isinstance(a, Scalar):
         return 1.0
+    if isinstance(a, Size):
+        return a.hint
     return torch.empty((1,) * bool(a.shape), dtype=a.dtype) if isinstance(a, Value) else a
 
 

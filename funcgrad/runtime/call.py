@@ -120,8 +120,8 @@ def print_call(
 def _print_conditions(joint: Joint, name_of: Mapping[str, str], constants: dict[str, Any], otherwise: str) -> list[str]:
     """Lines that ask the conditions on numbers and sizes. Those on sizes depend on nothing else: where they are
     many, they are asked once of the same sizes."""
-    of_sizes = [] if joint.sizes is None else joint.sizes.guards
-    again = [*joint.guards, *(of_sizes if len(of_sizes) <= _FEW else ())]
+    of_sizes, of_numbers = ([], []) if joint.sizes is None else (joint.sizes.guards, joint.sizes.guards_of_numbers)
+    again = [*joint.guards, *of_numbers, *(of_sizes if len(of_sizes) <= _FEW else ())]
     lines = _asked(symbol_values(again, joint.symbols, name_of), joint, constants, otherwise)
     if joint.sizes is None or len(of_sizes) <= _FEW:
         return lines

@@ -261,7 +261,7 @@ class Difference:
     place: Place | None = None
     """Where that value lives."""
     fixed_in: str = ""
-    """Of a size that is another than the one that was read: the line that took its value as a number."""
+    """Of a size, or a number, that is another than the one that was read: the line that took its value."""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}"

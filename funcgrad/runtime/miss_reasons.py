@@ -61,8 +61,9 @@ def why_not(program: Program, inputs: Inputs) -> list[Difference]:
         values = {slot.path: leaf for slot, leaf in zip(inputs.slots, inputs.leaves, strict=True)} | numbers
         broken = program.joint.broken_guards(values, sizes_in(program.key, key))
         sizes = set() if program.joint.sizes is None else set(program.joint.sizes.symbols)
-        fixed = {b.where for b in broken if b.guard in program.joint.by_value and b.where in numbers}
-        about = ["sizes" if sizes.issuperset(b.symbols) else "state" if b.where in fixed else "" for b in broken]
+        fixed = {b.where for b in broken if b.guard in program.joint.by_value and b.where in values}
+        of_fixed = {where: "state" if where in numbers else "value" for where in fixed}
+        about = ["sizes" if sizes.issuperset(b.symbols) else of_fixed.get(b.where, "") for b in broken]
         found += [
             Difference(b.where, f"{b} no longer holds", a, fixed_in=b.line or "" if _is_fixed(b, a, program) else "")
             for b, a in zip(broken, about, strict=True)
@@ -85,8 +86,9 @@ _IS_NUMBER = re.compile(r"(?!.*(%| or )).* == -?\d+(\.\d+)?$")
 
 
 def _is_fixed(broken: Broken, about: str, program: Program) -> bool:
-    """Whether a guard on sizes says which number one is, or what is made of it."""
-    return about == "sizes" and (broken.guard in program.joint.by_value or bool(_IS_NUMBER.match(broken.guard)))
+    """Whether a guard on sizes, or on a number that is given, says which number one is, or what is made of it."""
+    is_number = broken.guard in program.joint.by_value or bool(_IS_NUMBER.match(broken.guard))
+    return about in ("sizes", "value") and is_number
 
 
 def _closed_over(program: Program, tensors: Mapping[str, Tensor]) -> Iterator[Difference]:

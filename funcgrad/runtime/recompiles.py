@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 from ..capture.inputs import Inputs
 from ..errors import RecompileWarning
@@ -23,9 +23,9 @@ _STATE = (
     "what depends on it be done outside."
 )
 _VALUE = (
-    "an argument is another number in each call ({}), which decides what the program is. Pass torch.tensor(n) where "
-    "the value only goes "
-    "into arithmetic, or name the argument in static_argnums where a program for each value is meant."
+    "an argument is another number in each call ({}), which decides what the program is{}. Compute with tensors there "
+    "(torch.arange, a mask), pass torch.tensor(n), or name the argument in static_argnums where a program for each "
+    "value is meant."
 )
 _READ = (
     "a size is another in each call ({}), and its value is taken as a number in {}. Compute with tensors there "
@@ -61,7 +61,7 @@ class Recompiles:
         reasons = _of_state(by_program)
         if options.dynamic is not False:
             meant = {inputs.names[i] for i in options.static_argnums if -len(inputs.names) <= i < len(inputs.names)}
-            reasons |= {d.where: _VALUE.format(d) for d in _of_values(by_program) if d.where not in meant}
+            reasons |= {w: reason for w, reason in _of_values(by_program).items() if w not in meant}
             reasons |= _of_sizes(by_program, inputs, why_static)
         for about, reason in reasons.items():
             self._counts[about] += 1
@@ -106,12 +106,14 @@ def _of_state(misses: _Misses) -> dict[str, str]:
     return alone
 
 
-def _of_values(misses: _Misses) -> Iterator[Difference]:
-    """The arguments that alone are other numbers, each once."""
-    alone = {
-        found[0].where: found[0] for _, found in reversed(list(misses)) if len(found) == 1 and found[0].about == "value"
-    }
-    yield from alone.values()
+def _of_values(misses: _Misses) -> dict[str, str]:
+    """The arguments that alone are other numbers; where there is a program with a symbol for one, it says which line
+    takes its value."""
+    symbols = {name for program, _ in misses for name in program.joint.symbols.values()}
+    alone = [found[0] for _, found in misses if {(d.where, d.about) for d in found} == {(found[0].where, "value")}]
+    # programs from before it was a symbol say nothing about that
+    told = [d for d in alone if d.fixed_in or d.where not in symbols]
+    return {d.where: _VALUE.format(d, f" in {d.fixed_in}" if d.fixed_in else "") for d in told}
 
 
 _SIZES = "sizes"

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeGuard
 
-from attrs import evolve
+from attrs import evolve, frozen
 from torch import Tensor
 
 from ..capture.inputs import Inputs, Symbolic
@@ -58,27 +58,31 @@ def without_symbols(inputs: Inputs, gone: Collection[Symbol]) -> Inputs:
     return evolve(inputs, leaves=leaves, sizes={path: dims for path, dims in sizes.items() if dims}, state=state)
 
 
-def with_symbols(inputs: Inputs, programs: Iterable[Program], sizes: bool, ints: bool = False) -> Inputs:
+def with_symbols(inputs: Inputs, programs: Iterable[Program], sizes: bool, given_ints: bool = False) -> Inputs:
     """The inputs, where a float, or (if ``sizes``) a size, that was another in an otherwise fitting call is a
-    symbol: its third value will be a hit. So is an int of Python state that was two others: many a one is there in
-    two values, or decides what is computed. ``ints``: whether ints among the arguments are like floats: those that
-    another program has as symbols."""
+    symbol: its third value will be a hit. So is an int, of Python state or among the arguments, that was two others:
+    many a one is there in two values, or decides what is computed. ``given_ints``: whether ints among the arguments are
+    like floats: those that another program has as symbols."""
     here = dict(zip([s.path for s in inputs.slots], inputs.leaves, strict=True))
     varying: set[str] = set()
     dims: dict[str, frozenset[int]] = dict(inputs.sizes)
     places: dict[Any, Place] = {}
     others: Counter[Any] = Counter()
-    kinds = {float, int} if ints else {float}
     for program in programs:
-        found = _varying(program, inputs, here, sizes, kinds)
+        found = _varying(program, inputs, here, sizes)
         if found is not None:
-            varying |= found[0]
-            dims |= {path: dims.get(path, frozenset()) | own for path, own in found[1].items() if own}
-            places |= {place.identity: place for place in found[2]}
-            others.update(place.identity for place in found[3])
-            places |= {place.identity: place for place in found[3] if others[place.identity] >= _OTHER_INTS}
+            varying |= found.given
+            dims |= {path: dims.get(path, frozenset()) | own for path, own in found.dims.items() if own}
+            places |= {place.identity: place for place in found.places}
+            others.update(place.identity for place in found.int_places)
+            others.update(found.given_ints)
+            places |= {place.identity: place for place in found.int_places if others[place.identity] >= _OTHER_INTS}
+            varying |= {path for path in found.given_ints if given_ints or others[path] >= _OTHER_INTS}
     leaves = [Symbolic(v) if s.path in varying else v for s, v in zip(inputs.slots, inputs.leaves, strict=True)]
-    return evolve(inputs, leaves=tuple(leaves), sizes=dims, state=_numbers(places.values(), set(here)))
+    state = _numbers(places.values(), set(here))
+    numbers = (*leaves, *(number for _, _, number in state))
+    ints = any(isinstance(v, Symbolic) and type(v.value) is int for v in numbers)
+    return evolve(inputs, leaves=tuple(leaves), sizes=dims, state=state, may_be_sizes=sizes and ints)
 
 
 def _numbers(places: Iterable[Place], taken: set[str]) -> tuple[tuple[State, Place, Symbolic], ...]:
@@ -92,9 +96,20 @@ def _numbers(places: Iterable[Place], taken: set[str]) -> tuple[tuple[State, Pla
     return tuple(found)
 
 
-_Varying = tuple[set[str], dict[str, frozenset[int]], list[Place], list[Place]]
+@frozen
+class _Varying:
+    """What a call has other than a program: floats among the arguments (``given``) and in Python state (``places``),
+    dimensions, and that program's symbols; then ints that the program is for."""
+
+    given: set[str]
+    dims: dict[str, frozenset[int]]
+    places: list[Place]
+    given_ints: set[str]
+    int_places: list[Place]
+
+
 _OTHER_INTS = 2
-"""So many other values an int of Python state has had when it becomes a symbol."""
+"""So many other values an int has had when it becomes a symbol."""
 
 
 def _may_hold(place: Place | None, kind: type) -> TypeGuard[Place]:
@@ -103,34 +118,32 @@ def _may_hold(place: Place | None, kind: type) -> TypeGuard[Place]:
     return place is not None and place.is_writable and type(place.read()) is kind
 
 
-def _varying(
-    program: Program, inputs: Inputs, here: Mapping[str, Any], sizes: bool, kinds: Collection[type]
-) -> _Varying | None:
-    """The floats, the dimensions and the numbers of Python state in which a call differs from those a program is
-    for, and that program's symbols; then the ints of Python state in which it differs. None if they differ in other
+def _varying(program: Program, inputs: Inputs, here: Mapping[str, Any], sizes: bool) -> _Varying | None:
+    """In which numbers and dimensions a call differs from those a program is for. None if it differs in other
     things."""
-    numbers = {p for p, v in here.items() if type(v) in kinds}
+    numbers = {p for p, v in here.items() if type(v) in (float, int)}
     specs = dict(zip(program.key.paths, program.key.leaves, strict=True))
     found = {p for p, spec in specs.items() if isinstance(spec, DynamicSpec)} & numbers
     dims = {p: _symbolic(spec, here.get(p)) for p, spec in specs.items()} if sizes else {}
     places = [place for slot, place in program.facts.numbers if type(place.read()) is slot.kind]
     own = {slot.path for slot, place in program.facts.numbers if place in places}
-    ints: list[Place] = []
+    int_places: list[Place] = []
+    given_ints: set[str] = set()
     for difference in why_not(program, inputs):
         place = difference.place
         if difference.where in numbers:
-            found.add(difference.where)
+            (given_ints if type(here[difference.where]) is int else found).add(difference.where)
         elif _may_hold(place, float):
             places.append(place)
         elif _may_hold(place, int):
-            ints.append(place)
+            int_places.append(place)
         elif (
             difference.where not in own
             and difference.about != "sizes"
             and not (difference.about and dims.get(difference.where))
         ):
             return None
-    return found, dims, places, ints
+    return _Varying(found, dims, places, given_ints - found, int_places)
 
 
 def _symbolic(spec: LeafSpec, now: Any) -> frozenset[int]:

@@ -47,6 +47,8 @@ class Sizes:
     _reads: dict[str, int] = field(factory=dict)
     """The symbols that are sizes which Python read of values, and which of them each is in the order in which a
     program knows them."""
+    given: dict[str, str] = field(factory=dict)
+    """The symbols that are sizes made of numbers which the call is given, and how, as Python over those."""
     _earlier: dict[str, str] = field(factory=dict)
     """Symbols, where torch has put one in the place of another that is equal and known before it: that one."""
     _atoms: dict[str, Atom] = field(factory=dict)
@@ -92,15 +94,25 @@ class Sizes:
         self._reads.setdefault(symbol, len(self._reads))
 
     @property
-    def are_read(self) -> bool:
-        """Whether some are known only when the program has read them."""
-        return bool(self._reads)
+    def are_numbers(self) -> bool:
+        """Whether some are numbers that the call is given, or are known only when the program has read them."""
+        return bool(self._reads or self.given)
 
     @property
     def guards(self) -> list[str]:
         """Conditions over the symbols, as Python, under which each comparison comes out as it did; of those that are
-        known when the program is called."""
-        return [condition for condition in self._conditions if self._last_read(condition) is None]
+        sizes of what a program is called with."""
+        return [c for c in self._conditions if self._last_read(c) is None and not symbols_in(c) & self.given.keys()]
+
+    @property
+    def guards_of_numbers(self) -> list[str]:
+        """The same of those that are numbers a program is called with, over the symbols of these."""
+        about = [c for c in self._conditions if self._last_read(c) is None and symbols_in(c) & self.given.keys()]
+        return list(map(self.over_numbers, about))
+
+    def over_numbers(self, condition: str) -> str:
+        """A condition with what they are made of in the places of sizes that the call is given."""
+        return _SYMBOL.sub(lambda found: self.given.get(found[1], found[0]), condition)
 
     def checks(self, symbols: Collection[str]) -> list[str]:
         """The conditions that these decide: of the symbols in them, one of these is the last that is known."""

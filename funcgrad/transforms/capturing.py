@@ -95,7 +95,7 @@ def _captured(
     with stages("capture"):
         joint, refused = _traced(inner, inner_values(statements, inputs, facts), grad, watch)
         watch.release()
-        if joint.sizes is not None and joint.sizes.are_read:
+        if joint.sizes is not None and joint.sizes.are_numbers:
             require_sizes_may_vary(facts)
             if at_level or options.memory_budget is not None:
                 raise NotSymbolicError(

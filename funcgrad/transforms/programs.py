@@ -286,7 +286,7 @@ class Programs(abc.ABC):
             return self._compile(inputs, path)
         sizes = self._options.memory_budget is None and not self._at_level  # these are for known sizes
         start = with_sizes_as_symbols(inputs) if dynamic and sizes else inputs
-        symbolic = with_symbols(start, programs, sizes, ints=not self._definition.replays)
+        symbolic = with_symbols(start, programs, sizes, given_ints=not self._definition.replays)
         shared = aliasing([tensor for _, tensor in inputs.tensors])  # what shares memory today need not tomorrow
         symbols = symbols_in(symbolic)
         symbols -= {symbol for symbol, where in self._not_symbolic if where == shared}
