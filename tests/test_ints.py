@@ -534,11 +534,11 @@ def test_an_argument_that_was_two_other_ints_is_a_symbol(name: str, backend: str
     function = GIVEN[name]
     compiled = fg.jit(function, backend=backend)
     for n in (9, 8, 6, 7, 5, 4, 3, 10):
-        found, expected = (outcome(lambda: _with_gradient(f, X[:5].detach(), n)) for f in (compiled, function))  # noqa: B023
+        found, expected = (outcome(lambda: _with_gradient(f, X[:5].detach(), n)) for f in (compiled, function))
         assert difference(found, expected) is None, (n, difference(found, expected))
     assert compiled.cache_info().misses <= 4
     for n in (2, 1, 0, -1, True, 2.5, 1 << 70, 11):
-        found, expected = (outcome(lambda: _with_gradient(f, X[:5].detach(), n)) for f in (compiled, function))  # noqa: B023
+        found, expected = (outcome(lambda: _with_gradient(f, X[:5].detach(), n)) for f in (compiled, function))
         assert difference(found, expected) is None, (n, difference(found, expected))
 
 

@@ -173,7 +173,10 @@ def test_an_argument_that_is_another_number_is_named() -> None:
     x = torch.randn(3)
     calls = [(x, n) for n in range(6)]
     assert not any(warnings_of(fg.jit(lambda x, n: x * n, backend="aten"), calls))
-    repeated = lambda x, n: sum([x] * n, x)
+
+    def repeated(x, n):
+        return sum([x] * n, x)
+
     found = warnings_of(fg.jit(repeated, backend="aten"), calls)
     assert [len(texts) for texts in found] == [0, 0, 0, 1, 0, 0]
     assert "n: n == 2 no longer holds" in found[3][0] and "test_python_sizes.py" in found[3][0]

@@ -196,11 +196,11 @@ class Reads:
                 size = trace.symbols.number(node.text, node.hint, read)
             symbol = str(expression(size))
             if read is None:
-                call: tuple[Any, ...] = SizeGiven(symbol), (number,)
+                node = trace.call(SizeGiven(symbol), (number,), {}, size)
             else:
-                call = SizeRead(read, symbol), (number, self.values[read])
+                node = trace.call(SizeRead(read, symbol), (number, self.values[read]), {}, size)
                 self.numbers[symbol] = read
-            trace.symbol_is(symbol, trace.call(*call, {}, size))
+            trace.symbol_is(symbol, node)
             self._as_sizes[node.text] = seen(size)
         return self._as_sizes[node.text]
 
