@@ -196,11 +196,11 @@ class Reads:
                 size = trace.symbols.number(node.text, node.hint, read)
             symbol = str(expression(size))
             if read is None:
-                node = trace.call(SizeGiven(symbol), (number,), {}, size)
+                made = trace.call(SizeGiven(symbol), (number,), {}, size)
             else:
-                node = trace.call(SizeRead(read, symbol), (number, self.values[read]), {}, size)
+                made = trace.call(SizeRead(read, symbol), (number, self.values[read]), {}, size)
                 self.numbers[symbol] = read
-            trace.symbol_is(symbol, node)
+            trace.symbol_is(symbol, made)
             self._as_sizes[node.text] = seen(size)
         return self._as_sizes[node.text]
 
