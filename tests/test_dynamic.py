@@ -292,3 +292,18 @@ def runs(f: Callable[..., Any], given: list[Tensor]) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.int32, torch.bool], ids=str)
+def test_a_tensor_is_compared_with_a_size(dtype: torch.dtype) -> None:
+    """A mask is compared with its number of elements: the program was refused by an error of its own."""
+
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        n, count = len(x), x.count_nonzero()
+        return x == n, n > x, x.cumsum(0) <= n, count == x.numel(), n - 1 != count
+
+    compiled = fg.jit(f, dynamic=True)
+    for n in (4, 7, 5, 9):
+        x = torch.arange(n).to(dtype)
+        assert all(map(torch.equal, compiled(x), f(x)))
+    assert compiled.cache_info().misses == 1

@@ -803,3 +803,39 @@ def test_a_function_imported_by_another_name_is_noticed(monkeypatch):
     compiled(torch.ones(3))
     monkeypatch.setattr(torch.nn.functional, "relu", lambda x: x * 5)
     torch.testing.assert_close(compiled(torch.ones(3)), torch.full((3,), 5.0))
+
+
+def test_what_is_made_at_places_that_read_alike_is_each_its_own():
+    """Keys that are tensors of one shape, and variables of one name in two closures: both were given one tensor."""
+
+    def made():
+        held: dict[torch.Tensor, torch.Tensor] = {}
+        keys = torch.ones(3), torch.ones(3)
+
+        def counted(n):
+            last: dict[str, torch.Tensor] = {}
+
+            def count(x):
+                last["value"] = last.get("value", torch.zeros(3)) + x * n
+                return last["value"]
+
+            return count, last
+
+        (first, of_first), (second, of_second) = counted(1), counted(2)
+
+        def f(x):
+            for n, key in enumerate(keys, 1):
+                if key not in held:
+                    held[key] = torch.zeros(3)
+                held[key].add_(x * n)
+            return first(x) + second(x)
+
+        return f, lambda: (*held.values(), *of_first.values(), *of_second.values())
+
+    (f, left), (g, left_by_eager) = made(), made()
+    compiled = fg.jit(f)
+    for n in range(3):
+        x = torch.full((3,), n + 1.0)
+        torch.testing.assert_close(compiled(x), g(x))
+        for a, b in zip(left(), left_by_eager(), strict=True):
+            torch.testing.assert_close(a, b)

@@ -16,6 +16,7 @@ import decimal
 import enum
 import fractions
 import io
+import itertools
 import os
 import pathlib
 import types
@@ -208,7 +209,7 @@ class Written:
             names = [*dict.fromkeys([*before, *keys])]
             self._back.append(lambda: _in_order(container, before))
             for key in names:
-                if key in _OF_RNN and isinstance(met.of, torch.nn.RNNBase):
+                if isinstance(met.of, torch.nn.RNNBase) and key in _OF_RNN:
                     self._back.append(lambda key=key: container.__setitem__(key, before[key]))  # type: ignore[misc]
                     continue
                 name = joined(met.name, str(key)) if met.of is not None else item_name(met.name, key)
@@ -380,12 +381,12 @@ class Written:
             if isinstance(leaf, Tensor) and is_transform_wrapper(leaf) and is_traced(unwrap_transform(leaf)):
                 self._refused.append((path, "a tensor of a transform of torch.func that has ended by then"))
                 return None
-            if isinstance(leaf, (Tensor, torch.SymFloat, torch.SymInt)) or str(Stored(path)) in self._varying:
-                slot = Stored(path)
+            slot = self._slot(path)
+            if isinstance(leaf, (Tensor, torch.SymFloat, torch.SymInt)) or str(slot) in self._varying:
                 self.stores[slot] = leaf
                 found.append(slot)
             elif self._is_kept(leaf):
-                self.plain[Stored(path)] = leaf
+                self.plain[slot] = leaf
                 found.append(leaf)
             elif (made := self._object(leaf, path)) is not None:
                 found.append(made)
@@ -393,6 +394,11 @@ class Written:
                 self._refused.append((path, f"a new {type(leaf).__name__}"))
                 return None
         return New(tree, tuple(found))
+
+    def _slot(self, path: str) -> Stored:
+        """A slot of its own: two keys of a dict, and two objects, may read alike."""
+        names = (path if i == 1 else f"{path}#{i}" for i in itertools.count(1))
+        return next(slot for name in names if (slot := Stored(name)) not in self.stores and slot not in self.plain)
 
     def _object(self, value: Any, path: str) -> NewObject | None:
         """An object that the run made, to be made anew; None for one that is more than its attributes."""
