@@ -15,6 +15,7 @@ from closeness import assert_rounded
 from op_samples import ROWS, is_pointwise, variants
 from test_op_table import together
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 import funcgrad as fg
 
@@ -263,6 +264,92 @@ def test_a_view_of_an_input_is_returned_at_every_size() -> None:
         assert view.shape == (n - 1,)
 
 
+LOOKS: dict[str, tuple[Callable[[Tensor], Any], int]] = {
+    "rows": (lambda x: (x[1:], x[:-1], x[-1], x.sin()), 2),
+    "columns": (lambda x: (x[:, 1], x[:, None], x.t(), x.unbind(1)), 2),
+    "of a result": (lambda x: ((y := x.sin()), y[1:], y.detach()), 2),
+    "of parts of a result": (lambda x: x.sin().chunk(2, 1), 2),
+    "of a captured tensor": (lambda x: (TABLE.t(), TABLE[2:], x.sin()), 2),
+    "written to": (lambda x: (x.mul_(2)[1:], x.t()), 2),
+    "by a size": (lambda x: (x.sin(), x[len(x) // 2], TABLE[: len(x)]), 5),
+    "of a size": (lambda x: (x.sin(), x.view(len(x), 2, 2)), 5),
+    "by parts": (lambda x: x.sin().chunk(2), 5),
+}
+TABLE = torch.arange(80.0).view(20, 4)
+
+
+@pytest.mark.parametrize("name", LOOKS)
+@pytest.mark.parametrize("grad", [False, True])
+def test_views_that_no_size_decides_are_taken_at_every_size(name: str, grad: bool) -> None:
+    """A program per size: a view was one of known sizes, whatever it took."""
+    f, programs = LOOKS[name]
+    compiled = fg.jit(f)
+    for n in (4, 6, 8, 10, 12):
+        x, y = (torch.arange(4.0 * n).view(n, 4) for _ in range(2))
+        x, y = ((t.requires_grad_() * 1 if grad else t) for t in (x, y))
+        found, want = tree_leaves(compiled(x)), tree_leaves(f(y))
+        for a, b in zip(found, want, strict=True):
+            torch.testing.assert_close(a, b)
+            assert (a.stride(), a.storage_offset(), a.requires_grad) == (
+                b.stride(),
+                b.storage_offset(),
+                b.requires_grad,
+            )
+        assert shared(x, found) == shared(y, want)
+    assert compiled.cache_info().misses <= programs
+
+
+def shared(x: Tensor, found: list[Tensor]) -> list[bool]:
+    """Who shares memory with whom."""
+    pointers = [t.untyped_storage().data_ptr() for t in (x, TABLE, *found)]
+    return [a == b for a, b in itertools.combinations(pointers, 2)]
+
+
+VALIDATED: dict[str, Callable[[Tensor], Tensor]] = {
+    "a scale": lambda x: torch.distributions.Normal(x, 1.0).log_prob(x).sum(),
+    "probabilities": lambda x: torch.distributions.kl_divergence(
+        torch.distributions.Normal(x, x.exp()), torch.distributions.Normal(torch.zeros_like(x), torch.ones_like(x))
+    ).sum(),
+    "a label": lambda x: torch.distributions.Categorical(logits=x).log_prob(torch.zeros(len(x))).sum(),
+    "a covariance": lambda x: torch.distributions.MultivariateNormal(x, torch.eye(4)).log_prob(x).sum(),
+    "a mask": lambda x: x.sum() if torch.ones(x.shape[:1]).all() else x,
+}
+
+
+@pytest.mark.parametrize("name", VALIDATED)
+def test_what_is_asked_of_a_constant_that_is_the_same_at_every_size_leaves_no_guard(name: str) -> None:
+    """``torch.distributions`` validates arguments that were expanded to the size of others."""
+    f, compiled = VALIDATED[name], fg.jit(VALIDATED[name])
+    for n in (2, 3, 4, 5):
+        x = torch.randn(n, 4)
+        assert_rounded(compiled(x), f(x))
+    assert compiled.cache_info().misses == 2
+
+
+BY_SIZE: dict[str, Callable[[Tensor], Any]] = {
+    "summed": lambda x: torch.ones(x.shape[:1]).sum() > 3,
+    "counted": lambda x: (torch.arange(len(x)) < 4).all(),
+    "filled": lambda x: (torch.full((2,), len(x)) < 4).all(),
+    "added": lambda x: (torch.ones(x.shape) + len(x) < 5).all(),
+    "viewed": lambda x: torch.ones(x.shape).view(-1).sum() > 12,
+    "spread": lambda x: (torch.arange(4.0).expand(x.shape).cumsum(0) < 10).all(),
+    "after a mask": lambda x: torch.ones(x.shape[:1]).all() and torch.ones(x.shape[:1]).sum() > 3,
+}
+
+
+@pytest.mark.parametrize("name", BY_SIZE)
+def test_what_is_asked_of_a_constant_that_a_size_decides_is_its_answer_at_that_size(name: str) -> None:
+    asked = BY_SIZE[name]
+
+    def f(x: Tensor) -> Tensor:
+        return x.sin() if asked(x) else x.cos()
+
+    compiled = fg.jit(f)
+    for n in (2, 3, 4, 5, 6, 2):
+        x = torch.randn(n, 4)
+        assert_rounded(compiled(x), f(x))
+
+
 def test_a_budget_is_for_sizes_that_are_known() -> None:
     compiled = fg.grad_compiled(chain, dynamic=True, memory_budget=1.0)
     for n in (300, 500):
@@ -292,3 +379,18 @@ def runs(f: Callable[..., Any], given: list[Tensor]) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.int32, torch.bool], ids=str)
+def test_a_tensor_is_compared_with_a_size(dtype: torch.dtype) -> None:
+    """A mask is compared with its number of elements: the program was refused by an error of its own."""
+
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        n, count = len(x), x.count_nonzero()
+        return x == n, n > x, x.cumsum(0) <= n, count == x.numel(), n - 1 != count
+
+    compiled = fg.jit(f, dynamic=True)
+    for n in (4, 7, 5, 9):
+        x = torch.arange(n).to(dtype)
+        assert all(map(torch.equal, compiled(x), f(x)))
+    assert compiled.cache_info().misses == 1

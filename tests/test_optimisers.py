@@ -25,9 +25,10 @@ FUSED = {
 
 
 def trained(make, kind, kwargs, inside, dtype=torch.float64, steps=4):
-    """Steps, with the gradient inside of what is compiled or before it: losses, parameters, state."""
+    """Steps, with the gradient inside of what is compiled or before it: losses, parameters, state. Of the parameters
+    two look alike."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).to(dtype)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)).to(dtype)
     optimiser = kind(model.parameters(), **copy.deepcopy(kwargs))
 
     def loss(x):

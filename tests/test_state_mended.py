@@ -805,26 +805,37 @@ def test_a_function_imported_by_another_name_is_noticed(monkeypatch):
     torch.testing.assert_close(compiled(torch.ones(3)), torch.full((3,), 5.0))
 
 
-def test_places_that_read_alike_are_places_of_their_own():
-    class Named:
-        def __repr__(self):
-            return "key"
+def test_what_is_made_at_places_that_read_alike_is_each_its_own():
+    """Keys that are tensors of one shape, and variables of one name in two closures: both were given one tensor."""
 
-    def run(make):
-        one, two = Named(), Named()
-        last, counts = {one: None, two: None}, {one: 0, two: 0}
+    def made():
+        held: dict[torch.Tensor, torch.Tensor] = {}
+        keys = torch.ones(3), torch.ones(3)
 
-        @make
+        def counted(n):
+            last: dict[str, torch.Tensor] = {}
+
+            def count(x):
+                last["value"] = last.get("value", torch.zeros(3)) + x * n
+                return last["value"]
+
+            return count, last
+
+        (first, of_first), (second, of_second) = counted(1), counted(2)
+
         def f(x):
-            for n, key in enumerate((one, two)):
-                last[key] = x * (n + 2)
-                counts[key] += n + 1
-            return x
+            for n, key in enumerate(keys, 1):
+                if key not in held:
+                    held[key] = torch.zeros(3)
+                held[key].add_(x * n)
+            return first(x) + second(x)
 
-        for i in range(3):
-            f(torch.ones(2) * i)
-        return list(last.values()), list(counts.values())
+        return f, lambda: (*held.values(), *of_first.values(), *of_second.values())
 
-    (found, counted), (expected, eager) = run(fg.jit), run(lambda f: f)
-    torch.testing.assert_close(found, expected)
-    assert counted == eager
+    (f, left), (g, left_by_eager) = made(), made()
+    compiled = fg.jit(f)
+    for n in range(3):
+        x = torch.full((3,), n + 1.0)
+        torch.testing.assert_close(compiled(x), g(x))
+        for a, b in zip(left(), left_by_eager(), strict=True):
+            torch.testing.assert_close(a, b)

@@ -34,7 +34,7 @@ from .inputs import Inputs
 from .inverse import Inverse
 from .lineage import Lineage
 from .onward import Handing
-from .outputs import OutputFact, look_at_outputs, results_by_slot
+from .outputs import OutputFact, look_at_outputs, require_views_by_no_size, results_by_slot
 from .results import require_the_same, require_visible
 from .stand_ins import copied, fresh
 from .trace import Trace, active_trace
@@ -124,6 +124,8 @@ class Inner:
         outputs, bases = look_at_outputs(leaves, paths, slot_of, trace.lineage, self.named, is_base)
         if list(map(_kind, outputs)) != list(map(_kind, self.facts.outputs)):
             raise _another_result(self.facts, outputs)
+        if trace.symbols.may_be_sizes():
+            require_views_by_no_size(outputs, self.facts.outputs)
         self._require_constant(leaves, written)
         first = [leaf if o.is_dynamic else o.constant for leaf, o in zip(leaves, self.facts.outputs, strict=True)]
         require_the_same(leaves, paths, first)

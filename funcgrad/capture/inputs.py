@@ -52,6 +52,11 @@ class Inputs:
     def tensors(self) -> list[tuple[Arg, Tensor]]:
         return [(s, v) for s, v in zip(self.slots, self.leaves, strict=True) if isinstance(v, Tensor)]
 
+    @property
+    def has_ints_for_sizes(self) -> bool:
+        """Whether there are symbols that may be sizes."""
+        return self.may_be_sizes and any(isinstance(v, Symbolic) and type(v.value) is int for _, v in self.dynamic)
+
     def numbers(self, stand_ins: Mapping[Any, Any]) -> list[tuple[Place, Any]]:
         """Where numbers of Python state live, each with what stands for it."""
         return [(place, stand_ins[slot]) for slot, place, _ in self.state]

@@ -63,7 +63,7 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool,
             backward_autocast=inner.backward_autocast,
             rng=inner.rng,
             path=inner.facts.path,
-            may_be_sizes=inner.inputs.may_be_sizes and why_sizes_are_known(inner.facts) is None,
+            may_be_sizes=inner.inputs.has_ints_for_sizes and why_sizes_are_known(inner.facts) is None,
         )
     )
     trace.watch = watch

@@ -3,9 +3,11 @@ other outputs."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import torch
 from attrs import evolve, field, frozen
 from torch import SymBool, SymFloat, SymInt, Tensor
 from torch.nn import Parameter
@@ -24,10 +26,15 @@ from ..autograd_state import (
 )
 from ..graphs import type_now
 from ..slots import Arg, Base, Captured, Out, Slot
+from .floats import NotSymbolicError
 from .lineage import Lineage
 from .questions import set_by_function
 from .results import hidden_tensor
 from .views import DETACH, Step, View, When, detaches
+
+aten = torch.ops.aten
+
+_WHOLE = (0, sys.maxsize)
 
 
 @frozen
@@ -128,6 +135,21 @@ def look_at_outputs(
             found.append(OutputFact(path, type_now(leaf), is_dynamic, False, False, None, leaf))
     _refuse_leaves([(path, v) for path, v in zip(paths, leaves, strict=True) if isinstance(v, Tensor)], slot_of)
     return tuple(found), bases
+
+
+def require_views_by_no_size(outputs: Sequence[OutputFact], first: Sequence[OutputFact]) -> None:
+    """Views are taken again as the dry run has seen them, so no symbol may be in the way: ``NotSymbolicError``."""
+    for now, was in zip(outputs, first, strict=True):
+        if was.view is not None and (now.view is None or _without_sizes(now.view.steps) != was.view.steps):
+            raise NotSymbolicError("results that look at inputs, or at other results, by a size have known sizes")
+
+
+def _without_sizes(steps: tuple[Step, ...]) -> tuple[Step, ...] | None:
+    """Steps, if no symbols are in them. A slice of all there is PyTorch takes only where sizes are symbols."""
+    given = [value for step in steps for value in (*step.args, *dict(step.kwargs).values())]
+    if any(isinstance(n, SymInt) for value in given for n in (value if isinstance(value, tuple) else (value,))):
+        return None
+    return tuple(step for step in steps if step.op is not aten.slice.Tensor or step.args[1:] != _WHOLE)
 
 
 def results_by_slot(

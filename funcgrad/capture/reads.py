@@ -130,7 +130,8 @@ class Reads:
         """What an operator says of values (``item``, ``equal``). Raises ``DataDependentOutputException`` where
         nobody knows."""
         if self.tape.is_constant([*args, *kwargs.values()]):
-            return self.tape.constant(op, args, kwargs)
+            is_uniform = self.tape.is_uniform([args, kwargs])
+            return (self.tape.now if is_uniform else self.tape.constant)(op, args, kwargs)
         is_item = op is aten._local_scalar_dense.default
         value = self._read(lambda: self._now(op, args, kwargs), [args, kwargs], is_item)
         if value is NotImplemented:

@@ -24,6 +24,7 @@ from ..torch_private.levels import outside_transforms
 from ..torch_private.modes import without_function_modes
 from ..torch_private.operators import draws_random, is_operator, is_torchs_own, returns_nothing, writes_inputs
 from .autocast import autocast_as
+from .uniform import keeps_uniform
 
 aten = torch.ops.aten
 
@@ -60,6 +61,8 @@ class _Call:
     default: torch.dtype
     is_constant: bool
     """Whether all its operands are constants."""
+    is_uniform: bool
+    """Whether it makes constants of which no symbolic size decides what their values are."""
 
     @property
     def operands(self) -> Iterator[Tensor]:
@@ -100,7 +103,11 @@ class Tape:
         else:
             is_constant = first >= 0 and all(map(self.is_constant, args[first:] if first else args))
             is_constant = is_constant and all(map(self.is_constant, kwargs.values()))
-        call = _Call(op, args, kwargs, outs, torch.get_default_dtype(), is_constant)
+        is_uniform = is_constant and self.is_uniform([args[first:], kwargs])
+        if is_uniform:
+            shapes = [fake.shape for fake in (*fakes_in([args[first:], kwargs]), *fakes_in(outs))]
+            is_uniform = keeps_uniform(op, args, kwargs, shapes)
+        call = _Call(op, args, kwargs, outs, torch.get_default_dtype(), is_constant, is_uniform)
         if draws_random(op):
             self._draws.append(call)
         for value in outs:
@@ -113,6 +120,10 @@ class Tape:
             call = self._calls.get(id(value))
             return call is not None and call.is_constant
         return not isinstance(value, (list, tuple)) or all(map(self.is_constant, value))
+
+    def is_uniform(self, value: Any) -> bool:
+        """Whether no symbolic size decides what the values of constants are."""
+        return all(self._calls[id(fake)].is_uniform for fake in fakes_in(value))
 
     def is_exact(self, value: Any) -> bool:
         """Whether constants are computed of whole numbers and bools alone: rounding, which a kernel may do

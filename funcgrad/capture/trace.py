@@ -419,7 +419,8 @@ class Trace(Recorder):
         """What the function has written to Python state by now."""
         assert self.watch is not None
         reals = {id(lifted.functional): lifted.real for lifted in self.captured.values()} | self.reals
-        with listening(None):  # what is looked at to compare it, the function has not read
+        # what is looked at to compare it (keys of dicts may be tensors), the function has not read
+        with listening(None), without_function_modes():
             return Written(
                 self.watch,
                 self.watch.said,

@@ -52,10 +52,8 @@ def promoted(*args: Any) -> torch.dtype:
 
 
 def _kind(a: Any) -> Any:
-    if isinstance(a, Scalar):
-        return 1.0
-    if isinstance(a, Size):
-        return a.hint
+    if isinstance(a, (Scalar, Size)):
+        return 1.0 if isinstance(a, Scalar) else 1
     return torch.empty((1,) * bool(a.shape), dtype=a.dtype) if isinstance(a, Value) else a
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..symbolic.sizes import Size
 from .rows import HALF, TABLE, TAKES_SCALARS, Rule, aten, fits, into, is_arithmetic, item_fits, promoted, row, truth
 from .values import (
     Number,
@@ -111,7 +112,7 @@ def _rounded(value: float, dtype: torch.dtype) -> float:
 def _comparison(op: str) -> Rule:
     def rule(a: Any, b: Any, *, out: Any) -> Any:
         dtype = promoted(a, b)
-        if dtype.is_complex:
+        if dtype.is_complex or any(isinstance(x, Size) and not fits(x, dtype) for x in (a, b)):
             return NotImplemented
         return compare(op, *(_held(x, dtype) for x in (a, b)))
 

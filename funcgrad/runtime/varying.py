@@ -80,9 +80,7 @@ def with_symbols(inputs: Inputs, programs: Iterable[Program], sizes: bool, given
             varying |= {path for path in found.given_ints if given_ints or others[path] >= _OTHER_INTS}
     leaves = [Symbolic(v) if s.path in varying else v for s, v in zip(inputs.slots, inputs.leaves, strict=True)]
     state = _numbers(places.values(), set(here))
-    numbers = (*leaves, *(number for _, _, number in state))
-    ints = any(isinstance(v, Symbolic) and type(v.value) is int for v in numbers)
-    return evolve(inputs, leaves=tuple(leaves), sizes=dims, state=state, may_be_sizes=sizes and ints)
+    return evolve(inputs, leaves=tuple(leaves), sizes=dims, state=state, may_be_sizes=sizes)
 
 
 def _numbers(places: Iterable[Place], taken: set[str]) -> tuple[tuple[State, Place, Symbolic], ...]:

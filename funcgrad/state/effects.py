@@ -209,7 +209,7 @@ class Written:
             names = [*dict.fromkeys([*before, *keys])]
             self._back.append(lambda: _in_order(container, before))
             for key in names:
-                if key in _OF_RNN and isinstance(met.of, torch.nn.RNNBase):
+                if isinstance(met.of, torch.nn.RNNBase) and key in _OF_RNN:
                     self._back.append(lambda key=key: container.__setitem__(key, before[key]))  # type: ignore[misc]
                     continue
                 name = joined(met.name, str(key)) if met.of is not None else item_name(met.name, key)
@@ -396,9 +396,9 @@ class Written:
         return New(tree, tuple(found))
 
     def _slot(self, path: str) -> Stored:
-        """A slot of its own: places may read alike (the state of an optimiser, by parameters of one shape)."""
-        slots = (Stored(path if i == 1 else f"{path}#{i}") for i in itertools.count(1))
-        return next(slot for slot in slots if slot not in self.stores and slot not in self.plain)
+        """A slot of its own: two keys of a dict, and two objects, may read alike."""
+        names = (path if i == 1 else f"{path}#{i}" for i in itertools.count(1))
+        return next(slot for name in names if (slot := Stored(name)) not in self.stores and slot not in self.plain)
 
     def _object(self, value: Any, path: str) -> NewObject | None:
         """An object that the run made, to be made anew; None for one that is more than its attributes."""
