@@ -394,3 +394,66 @@ def test_a_tensor_is_compared_with_a_size(dtype: torch.dtype) -> None:
         x = torch.arange(n).to(dtype)
         assert all(map(torch.equal, compiled(x), f(x)))
     assert compiled.cache_info().misses == 1
+
+
+class _Cache:
+    """What a decoder keeps, as libraries do: tensors in a list, in a dict, and an attribute."""
+
+    def __init__(self):
+        self.keys, self.by_name, self.last = [torch.zeros(2, 1, 3), torch.zeros(2, 1, 3)], {}, None
+
+
+def _with_keys(cache, x):
+    cache.keys[0] = torch.cat([cache.keys[0], x], 1)
+    cache.keys[1] = torch.cat([cache.keys[1], x * 2], 1)
+    return (cache.keys[0] @ cache.keys[1].mT).softmax(-1).sum((1, 2))
+
+
+def _with_an_attribute(cache, x):
+    cache.last = x if cache.last is None else torch.cat([cache.last, x], 1)
+    return cache.last.sum((1, 2)) * x.sum()
+
+
+def _with_a_dict(cache, x):
+    old = cache.by_name.get("k")
+    cache.by_name["k"] = x if old is None else torch.cat([old, x], 1)
+    return cache.by_name["k"][:, -1] * cache.by_name["k"].shape[1]
+
+
+def _under_one_name(cache, x):
+    return (x * cache.keys[0].mean(1, keepdim=True)).sum() + torch.arange(cache.keys[0].shape[1]).sum()
+
+
+@pytest.mark.parametrize("backend", ["c", "aten"])
+@pytest.mark.parametrize("step", [_with_keys, _with_an_attribute, _with_a_dict, _under_one_name])
+def test_captured_tensors_have_sizes_that_vary(step, backend):
+    def run(make):
+        cache, found = _Cache(), []
+        compiled = make(lambda x: step(cache, x))
+        for i in range(8):
+            x = torch.full((2, 1, 3), i / 8, requires_grad=True)
+            if step is _under_one_name:
+                cache.keys[0] = torch.ones(2, i + 2, 3) * i
+            y = compiled(x)
+            found += [y.detach(), *torch.autograd.grad(y.sum(), x)]
+            if step is _with_keys:
+                cache.keys[:] = [k.detach() for k in cache.keys]
+            cache.last = None if cache.last is None else cache.last.detach()
+            cache.by_name.update({k: v.detach() for k, v in cache.by_name.items()})
+        return found, cache.keys, compiled
+
+    *expected, _ = run(lambda f: f)
+    *found, compiled = run(lambda f: fg.jit(f, backend=backend))
+    torch.testing.assert_close(found, expected)
+    assert compiled.cache_info().misses <= 4
+
+
+def test_a_captured_tensor_named_like_an_argument_has_known_sizes():
+    def with_table(y):
+        return lambda x: (y * 2).sum() * x
+
+    f = with_table(torch.ones(2))
+    compiled = fg.jit(lambda y: f(y) + y)
+    for n in (2, 3, 4):
+        f.__closure__[0].cell_contents = torch.ones(n)
+        torch.testing.assert_close(compiled(torch.ones(n)), f(torch.ones(n)) + 1)

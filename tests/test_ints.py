@@ -569,3 +569,25 @@ def test_a_mask_by_a_size_that_varies() -> None:
     for n in (3, 4, 5, 6):
         assert torch.equal(compiled(torch.ones(n)), torch.arange(10) <= n)
     assert compiled.cache_info().misses == 2
+
+
+def test_counters_in_containers_are_symbols() -> None:
+    def run(make):
+        steps, rates = {name: {"step": 0} for name in "ab"}, [1, 10, 100]
+
+        @make
+        def f(x):
+            for i, state in enumerate(steps.values()):
+                state["step"] += i + 1
+                x = x * 0.9 ** state["step"]
+            for i in range(len(rates)):
+                rates[i] += 2
+            return x + sum(rates)
+
+        return [f(torch.ones(3)) for _ in range(7)], steps, rates, f
+
+    *expected, _ = run(lambda f: f)
+    *found, compiled = run(lambda f: fg.jit(f, backend="aten"))
+    torch.testing.assert_close(found[0], expected[0])
+    assert found[1:] == expected[1:]
+    assert compiled.cache_info().misses <= 3

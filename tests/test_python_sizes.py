@@ -183,17 +183,20 @@ def test_an_argument_that_is_another_number_is_named() -> None:
     assert not any(warnings_of(fg.jit(repeated, backend="aten", static_argnums=1), calls))
 
 
-def test_a_captured_tensor_of_another_size_is_named() -> None:
+def test_a_captured_tensor_whose_size_is_taken_as_a_number_is_named() -> None:
     class State:
         table = torch.ones(2)
 
-    compiled = fg.jit(lambda x: x * State.table.sum(), backend="aten")
-    for n in (2, 3, 4):
-        State.table = torch.ones(n)
-        assert not any(warnings_of(compiled, [(torch.ones(3),)]))
-    State.table = torch.ones(5)
-    ((text,),) = warnings_of(compiled, [(torch.ones(3),)])
-    assert "closes over" in text and "State.table" in text
+    def texts(function):
+        compiled, found = fg.jit(function, backend="aten"), []
+        for n in SIZES:
+            State.table = torch.ones(n)
+            found += warnings_of(compiled, [(torch.ones(3),)])
+        return found
+
+    assert not any(texts(lambda x: x * State.table.sum()))
+    ((text,),) = [own for own in texts(lambda x: x * sum(range(State.table.shape[0]))) if own]
+    assert "a size is another in each call" in text and "State.table.shape[0]" in text
 
 
 def test_programs_that_are_meant_or_few_are_not_warned_of() -> None:

@@ -6,6 +6,7 @@ straight-line Python for the hot path.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -189,18 +190,24 @@ def _dims(dims: Sequence[Dim]) -> str:
 
 def with_sizes(key: CallKey, sizes: Sizes | None) -> CallKey:
     """The key of a call, with symbols for sizes that are symbols."""
-    leaves = list(key.leaves)
-    for i, (path, spec) in enumerate(zip(key.paths, key.leaves, strict=True)):
-        if sizes is not None and path in sizes.inputs and isinstance(spec, TensorSpec):
-            shape, stride = (tuple(n if isinstance(n, int) else repr(n) for n in dims) for dims in sizes.inputs[path])
-            leaves[i] = evolve(spec, shape=shape, stride=stride)
-    return evolve(key, leaves=tuple(leaves))
+
+    def with_symbols(path: str, spec: LeafSpec) -> LeafSpec:
+        if sizes is None or path not in sizes.inputs or not isinstance(spec, TensorSpec):
+            return spec
+        shape, stride = (tuple(n if isinstance(n, int) else repr(n) for n in dims) for dims in sizes.inputs[path])
+        return evolve(spec, shape=shape, stride=stride)
+
+    given = zip(key.paths, key.leaves, strict=True)
+    captured = ((name, spec if name in key.paths else with_symbols(name, spec)) for name, spec in key.captured)
+    return evolve(key, leaves=tuple(itertools.starmap(with_symbols, given)), captured=tuple(captured))
 
 
 def sizes_in(key: CallKey, call: CallKey) -> dict[str, int]:
     """What the symbols of a program's key are in a call."""
     found: dict[str, int] = {}
-    for spec, now in zip(key.leaves, call.leaves, strict=False):
+    now_captured = dict(call.captured)
+    captured = [(spec, now_captured.get(name)) for name, spec in key.captured]
+    for spec, now in [*zip(key.leaves, call.leaves, strict=False), *captured]:
         if isinstance(spec, TensorSpec) and isinstance(now, TensorSpec) and len(spec.shape) == len(now.shape):
             for name, size in zip(spec.shape, now.shape, strict=True):
                 if isinstance(name, str):
@@ -273,13 +280,13 @@ def explain(old: CallKey, new: CallKey) -> list[Difference]:
         Difference(_shown(p, new.names), f"structure was {a}, now {b}")
         for p, a, b in differences(old.tree, new.tree, "")
     ]
+    sizes = sizes_in(old, new)
     if not found:
-        sizes = sizes_in(old, new)
         for path, a, b in zip(old.paths, old.leaves, new.leaves, strict=True):
             found += _explain_leaf(path, _with_numbers(a, b, sizes), b)
     was, now = dict(old.captured), dict(new.captured)
     for name in was.keys() & now.keys():
-        found += _explain_leaf(name, was[name], now[name])
+        found += _explain_leaf(name, _with_numbers(was[name], now[name], sizes), now[name])
     if not found and old.aliasing != new.aliasing:
         found.append(Difference("aliasing", "other inputs share memory than before"))
     known = dict(new.histories)

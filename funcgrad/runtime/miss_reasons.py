@@ -18,6 +18,7 @@ from ..capture.memory import history
 from ..capture.questions import answer_of
 from ..joint import Broken
 from ..slots import Captured
+from ..state.state import of_numbers
 from ..subclasses import with_inner
 from .key import Ambient, CallKey, Difference, aliasing, explain, sizes_in, spec_of
 from .program import Program
@@ -41,16 +42,23 @@ def key_of(inputs: Inputs, captured: Sequence[tuple[Captured, Tensor]], facts: F
     return CallKey(inputs.names, inputs.tree, paths, leaves, specs, aliasing(tensors), Ambient.now(), histories, asked)
 
 
+def captured_by(program: Program, inputs: Inputs) -> list[tuple[Captured, Any]]:
+    """What lives where a program reads the tensors that it closes over, or the exception that says it is gone."""
+    found: list[tuple[Captured, Any]] = []
+    for c in program.facts.captured:
+        found.append((c.slot, _read(lambda: c.read(dict(inputs.dynamic) | dict(found)))))  # noqa: B023
+    return found
+
+
 def why_not(program: Program, inputs: Inputs) -> list[Difference]:
     """Why a program does not fit a call; empty if it does."""
-    captured: list[tuple[Captured, Any]] = []
-    found: list[Difference] = []
-    for c in program.facts.captured:
-        tensor = _read(lambda: c.read(dict(inputs.dynamic) | dict(captured)))  # noqa: B023
-        if isinstance(tensor, Tensor):
-            captured.append((c.slot, tensor))
-        else:
-            found.append(Difference(str(c.slot), f"is no tensor any more: {tensor!r}"))
+    every = captured_by(program, inputs)
+    captured = [(slot, tensor) for slot, tensor in every if isinstance(tensor, Tensor)]
+    found = [
+        Difference(str(slot), f"is no tensor any more: {value!r}")
+        for slot, value in every
+        if not isinstance(value, Tensor)
+    ]
     if not found:
         key = key_of(inputs, captured, program.facts)
         found += explain(program.key, key)
@@ -95,9 +103,9 @@ def _closed_over(program: Program, tensors: Mapping[str, Tensor]) -> Iterator[Di
     """What the function closes over besides captured tensors, where it is not what the trace baked in."""
     for guard in program.facts.state.guards:
         if not guard.holds():
-            yield Difference(
-                str(guard.place), guard.explain(), "state", guard.place if type(guard.value) in (float, int) else None
-            )
+            for own in of_numbers(guard) or [guard]:
+                place = own.place if type(own.value) in (float, int) else None
+                yield Difference(str(own.place), own.explain(), "state", place)
     for name, tensor in tensors.items():
         if id(tensor) in program.facts.apart:
             yield Difference(

@@ -42,10 +42,6 @@ _TAKEN = (
     "into arithmetic, sizes or slices of tensors, read it by .item(), which is a symbol, not by int() or float(); take "
     "an item of a tensor, not of a list. A loop of another length is another program."
 )
-_CAPTURED = (
-    "the size of a tensor it closes over is another in each call ({}). "
-    "Pass the tensor as an argument: there its size is a symbol."
-)
 
 
 class Recompiles:
@@ -129,7 +125,4 @@ def _of_sizes(misses: _Misses, inputs: Inputs, why_static: str) -> dict[str, str
                 return {_SIZES: _READ.format(difference, difference.fixed_in)}
     if symbolic or not alone:
         return {}
-    first = alone[0][1][0]
-    if not any(first.where == slot.path for slot in inputs.slots):
-        return {_SIZES: _CAPTURED.format(first)}
-    return {_SIZES: _STATIC.format(first, f" ({why_static})" if why_static else "")}
+    return {_SIZES: _STATIC.format(alone[0][1][0], f" ({why_static})" if why_static else "")}

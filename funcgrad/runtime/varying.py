@@ -16,7 +16,7 @@ from ..slots import State
 from ..state.guards import Place
 from ..torch_private.tensors import is_wrapper_subclass
 from .key import DynamicSpec, LeafSpec, TensorSpec
-from .miss_reasons import why_not
+from .miss_reasons import captured_by, why_not
 from .program import Program
 
 
@@ -120,9 +120,10 @@ def _varying(program: Program, inputs: Inputs, here: Mapping[str, Any], sizes: b
     """In which numbers and dimensions a call differs from those a program is for. None if it differs in other
     things."""
     numbers = {p for p, v in here.items() if type(v) in (float, int)}
-    specs = dict(zip(program.key.paths, program.key.leaves, strict=True))
+    closed_over = {str(slot): tensor for slot, tensor in captured_by(program, inputs) if str(slot) not in here}
+    specs = dict(program.key.captured) | dict(zip(program.key.paths, program.key.leaves, strict=True))
     found = {p for p, spec in specs.items() if isinstance(spec, DynamicSpec)} & numbers
-    dims = {p: _symbolic(spec, here.get(p)) for p, spec in specs.items()} if sizes else {}
+    dims = {p: _symbolic(spec, here.get(p, closed_over.get(p))) for p, spec in specs.items()} if sizes else {}
     places = [place for slot, place in program.facts.numbers if type(place.read()) is slot.kind]
     own = {slot.path for slot, place in program.facts.numbers if place in places}
     int_places: list[Place] = []

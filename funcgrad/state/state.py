@@ -16,9 +16,9 @@ from ..show.parts import Doc, Table
 from ..show.shown import Shown
 from ..slots import Stored
 from .effects import Count, Effect, Store, Written, refill
-from .guards import MISSING, Constant, Guard
+from .guards import MISSING, Constant, Guard, Place, same
 from .lines import Lines
-from .names import attributes_of
+from .names import attributes_of, item_name
 from .output import Print
 from .watch import Watch
 
@@ -73,6 +73,20 @@ def state_of(watch: Watch, written: Written, arguments: Iterable[tuple[str, Any]
     ordered = (*first, *(g for g in guards if g.how != "equal"))
     paths = frozenset(path for path, value in arguments if id(value) in objects)
     return State(ordered, tuple(written.effects), tuple(written.stores), paths, watch.lines)
+
+
+def of_numbers(guard: Guard) -> list[Guard]:
+    """Of a guard on the contents of a container, in which only numbers are others now: those on each of them."""
+    now, was = guard.place.read(), guard.value
+    if guard.how not in ("items", "entries") or now is MISSING or len(now) != len(was):
+        return []
+    keys = list(was) if isinstance(was, dict) else list(range(len(was)))
+    if isinstance(was, dict) and list(now) != keys:
+        return []
+    others = [key for key in keys if now[key] is not was[key] and not same(was[key], now[key])]
+    if any(type(was[key]) not in (int, float) or type(now[key]) is not type(was[key]) for key in others):
+        return []
+    return [Guard.of(Place("item", now, key, item_name(guard.place.name, key)), was[key]) for key in others]
 
 
 def _is_outer(guard: Guard) -> bool:
