@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -78,8 +78,8 @@ def state_of(watch: Watch, written: Written, arguments: Iterable[tuple[str, Any]
 def of_numbers(guard: Guard) -> list[Guard]:
     """Of a guard on the contents of a container, in which only numbers are others now: those on each of them."""
     now, was = guard.place.read(), guard.value
-    if guard.how not in ("items", "entries") or now is MISSING or len(now) != len(was):
-        return []
+    if guard.how not in ("items", "entries") or not isinstance(now, (dict, list, deque)) or len(now) != len(was):
+        return []  # what is not written to by its keys holds no symbols
     keys = list(was) if isinstance(was, dict) else list(range(len(was)))
     if isinstance(was, dict) and list(now) != keys:
         return []
