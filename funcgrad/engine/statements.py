@@ -15,6 +15,7 @@ from attrs import frozen
 from torch import Tensor
 
 from ..runtime.execute import require_versions
+from ..torch_private.autograd import materializes
 from ..torch_private.engine import call_cpp_pre_hook, engine_operators, zeros_for
 from .tokens import Ref
 
@@ -276,7 +277,7 @@ class Function:
         ``then``: the versions of what was saved when the pass began, where Python has run since."""
         cls = context._forward_cls
         name = f"{type(context).__name__}"
-        if any(g is None for g in grads) and _materializes(cls):
+        if any(g is None for g in grads) and materializes(cls):
             grads = tuple(zeros_for(context, i) if g is None else g for i, g in enumerate(grads))
         # torch's own compiled functions, from 2.13 on: gradients in a list, emptied
         boxed = getattr(cls, "boxed_grads_call", False)
@@ -313,16 +314,6 @@ def validated(name: str, results: Sequence[Any], places: Sequence[int | None], a
         if i is not None and found[i] is not None:
             found[i] = value
     return found
-
-
-def _materializes(cls: Any) -> bool:
-    """Whether an ``autograd.Function`` is given zeros for a gradient that is undefined. It may be told so in its
-    forward, and PyTorch does not say what it was told: one that mentions it takes what comes."""
-    made = (getattr(f, "__code__", None) for f in (cls.forward, cls.setup_context))
-    return not any(
-        code is not None and not {"set_materialize_grads", "materialize_grads"}.isdisjoint(code.co_names)
-        for code in made
-    )
 
 
 def _backward_of(cls: Any) -> Callable[..., Any]:

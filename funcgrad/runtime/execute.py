@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -25,10 +26,9 @@ from ..capture.autocast import autocast_as
 from ..capture.views import Step, take
 from ..generators import Drawn, OwnDraws, mark_of, own_draws, state_of
 from ..graphs import Graph
-from ..joint import Reach
-from ..slots import Final, Grad, Late, Slot
+from ..slots import Final, Late, Slot
 from ..subclasses import Wrapping, inner_tensors, overwrite
-from ..torch_private.autograd import any_autocast, below_autograd, graph_is_kept, versions_kept
+from ..torch_private.autograd import any_autocast, below_autograd, graph_is_kept, is_executed, versions_kept
 from ..torch_private.levels import is_mapped
 from ..torch_private.tensors import is_wrapper_subclass
 from .cotangents import CotangentLayout, Outline
@@ -47,25 +47,24 @@ class Differentiable:
 
     ``forward`` takes ``ins`` and returns ``outs``, then saved values. ``backward`` takes, in a list that it empties,
     what ``backward_ins`` names: inputs of forward, which are kept as they are, saved values, one incoming gradient per
-    differentiable output (those in ``cotangents``, laid out as these say), and inputs as they are then (``Late``). It
-    returns what ``backward_outs`` names: gradients of inputs, then what it writes to inputs and outputs (``Final``);
-    the nodes of autograd that write, or make ``calls`` of opaque functions, are those that an incoming gradient
-    ``runs``; it ``reaches`` some inputs, and others get none (where there is nothing, all reach the same). ``backward``
-    is None for a program that is itself a gradient (its derivative is compiled when it is first asked for), and where
-    differentiating all outputs failed: then ``refused`` is the error, and what some of them lead to is differentiated
-    when a gradient comes in for these alone.
+    differentiable output (those in ``cotangents``, laid out as these say), and inputs as they are then (``Late``).
+    ``backward`` is None for a program that is itself a gradient (its derivative is compiled when it is first asked
+    for), and where differentiating all outputs failed: then ``refused`` is the error, and what some of them lead to is
+    differentiated when a gradient comes in for these alone.
     """
 
     forward: Runnable
-    backward: Runnable | None
+    backward: Half | None
+    narrowed: Callable[[frozenset[Slot], frozenset[Slot]], Half]
+    """The backward half where no gradient comes in for some outputs, and none is asked for of some inputs."""
     ins: tuple[Slot, ...]
     outs: tuple[Slot, ...]
     backward_ins: tuple[Slot, ...]
-    backward_outs: tuple[Slot, ...]
     cotangents: Mapping[Slot, CotangentLayout]
-    runs: Mapping[Slot, frozenset[int]]
-    calls: bool
-    reaches: Mapping[Slot, Reach]
+    together: Mapping[Slot, frozenset[Slot]]
+    """For each of these outputs those from which a backward pass has something in common; nothing where all have."""
+    has_effects: bool
+    """Whether backward writes, or calls what may: then it matters which gradients are asked for."""
     pullback: Pullback
     """Returns a gradient or None for every input that ``requires_grad``. It may read inputs that are ``needed`` alone,
     as forward saw them: of those that are ``copied``, which the call writes to or restrides, a copy is kept."""
@@ -84,15 +83,12 @@ class Differentiable:
     """Inputs whose version counters move."""
     wrappings: Mapping[Slot, Wrapping]
     """How the wrapper subclasses among what is given, and comes out, are made of the tensors that the graphs know."""
-    makes_zeros: bool
-    """Whether an output is a subclass (the zeros autograd makes for one that nothing depends on would be plain), or it
-    matters which outputs got a gradient."""
     refused: Exception | None
     draws: tuple[Drawn, ...]
     """What forward draws random numbers from: a derivative that runs it again must draw the same."""
     name: str
-    inlined: Graph | str
-    """What ``backward`` runs, as a graph that may be copied into another one; or why it may not."""
+    why_apart: str | None
+    """Why the graph of its backward half may not be copied into another one; None where it may."""
     number: int = field(factory=functools.partial(next, itertools.count()), init=False)
     """It tells the program apart from all others."""
     at: _Positions = field(init=False)
@@ -101,11 +97,32 @@ class Differentiable:
     def _positions(self) -> _Positions:
         return _Positions.of(self)
 
+    _halves: dict[tuple[frozenset[Slot], frozenset[Slot]], Half] = field(factory=dict, init=False)
+    _lock: Any = field(factory=threading.Lock, init=False)
+
     @property
     def written(self) -> list[Final]:
         """What backward writes to: inputs, then outputs."""
-        found = [s for s in self.backward_outs if isinstance(s, Final)]
+        found = [] if self.backward is None else self.backward.written
         return [s for s in found if s.of in self.ins] + [s for s in found if s.of in self.outs]
+
+    def half(self, arrived: Sequence[bool], asked: Sequence[bool] | None = None) -> Half:
+        """The backward half for a pass in which these gradients come in, of those that may; ``asked``: of which
+        inputs a gradient is asked for, if that matters."""
+        assert self.backward is not None
+        unasked = frozenset(itertools.compress(self.ins, (not is_asked for is_asked in asked or ())))
+        if all(arrived) and not unasked:
+            return self.backward
+        key = frozenset(s for s, here in zip(self.cotangents, arrived, strict=True) if not here), unasked
+        if key not in self._halves:
+            with self._lock:
+                if key not in self._halves:
+                    self._halves[key] = self.narrowed(*key)
+        return self._halves[key]
+
+    def writes_of(self, half: Half) -> tuple[int, ...]:
+        """Which of what is ``written`` a half writes to."""
+        return tuple(map(self.written.index, half.written))
 
     @property
     def has_prologue(self) -> bool:
@@ -124,33 +141,27 @@ class Differentiable:
         outs: tuple[Any, ...] = _Apply.apply(self, (first, inputs), *seen)  # type: ignore[no-untyped-call]
         return outs
 
-    def gradients_now(
-        self, ctx: Any, arrived: Sequence[bool], places: Sequence[int], gradients: Sequence[Any]
-    ) -> Sequence[Any]:
-        """The gradients of inputs (at these places), without those of leaves to which no output leads that got one.
 
-        The engine goes on to these inputs all the same, where in eager PyTorch it does not: a hook there would be
-        given None. So a leaf that has hooks gets zeros, and so does what was computed outside, which may have some.
-        """
-        if all(arrived) or not self.at.reaches:
-            return gradients
-        reached = frozenset[int]().union(*itertools.compress(self.at.reaches, arrived))
-        return [t if i in reached or _is_heard(ctx.given[i]) else None for i, t in zip(places, gradients, strict=False)]
+@frozen(eq=False)
+class Half:
+    """The backward half of a program, for a pass with some of the incoming gradients.
 
-    def has_effects_now(self, arrived: Sequence[bool]) -> bool:
-        """Whether backward has effects where some differentiable outputs, and not others, got a gradient: what none
-        of these leads to does not run in eager PyTorch.
+    ``run`` takes what backward is given, without those that are not there, and returns what ``outs`` names: the
+    gradients of the inputs at these places, then what is written to inputs and outputs (``Final``).
+    """
 
-        Raises ``MutationError`` where some of what has effects would run, and some not.
-        """
-        every = frozenset[int]().union(*self.runs.values())
-        run = frozenset[int]().union(*(own for own, here in zip(self.runs.values(), arrived, strict=True) if here))
-        if run != every and (run or self.calls):
-            raise refusals.HOOKS_LEFT_OUT(where="the backward pass")
-        return bool(run)
+    run: Runnable
+    outs: tuple[Slot, ...]
+    gradients: tuple[int, ...]
+    graph: Graph
+
+    @property
+    def written(self) -> list[Final]:
+        """What it writes to."""
+        return [slot for slot in self.outs if isinstance(slot, Final)]
 
 
-def _is_heard(given: weakref.ref[Tensor] | None) -> bool:
+def is_heard(given: weakref.ref[Tensor] | None) -> bool:
     """Whether Python may hear of the gradient that goes on to an input: not where that is a leaf without hooks."""
     tensor = given() if given is not None else None
     if tensor is None or not is_leaf(tensor):
@@ -175,26 +186,22 @@ class _Positions:
     unnoticed: Mapping[int, tuple[Step, ...]]
     watched_inputs: tuple[tuple[int, int], ...]
     watched_outs: tuple[int, ...]
-    gradients: tuple[int, ...]
-    reaches: tuple[frozenset[int], ...]
     together: tuple[frozenset[int], ...]
     """For each differentiable output those, by number, whose backward passes have something in common with its own."""
     unused: frozenset[int]
     """The inputs that require grad and get none: a backward pass must not go on to what computed them."""
     writes_inputs: tuple[int, ...]
     writes_outs: tuple[int, ...]
-    written: tuple[int, ...]
 
     @staticmethod
     def of(program: Differentiable) -> _Positions:
         ins, outs = ({slot: i for i, slot in enumerate(slots)} for slots in (program.ins, program.outs))
-        results = {slot: i for i, slot in enumerate(program.backward_outs)}
         active = {slot: i for i, slot in enumerate(program.cotangents)}
 
         def among(places: Mapping[Slot, int], slots: Iterable[Slot]) -> tuple[int, ...]:
             return tuple(places[slot] for slot in slots if slot in places)
 
-        gradients = tuple(ins[s.of] for s in program.backward_outs if isinstance(s, Grad))
+        gradients = () if program.backward is None else program.backward.gradients
         requires_grad = tuple(sorted(among(ins, program.requires_grad)))
         return _Positions(
             n_outs=len(outs),
@@ -210,13 +217,10 @@ class _Positions:
             unnoticed={ins[slot]: steps for slot, steps in program.unnoticed.items()},
             watched_inputs=tuple((ins[slot], moves) for slot, moves in program.watched.items() if slot in ins),
             watched_outs=among(outs, program.watched),
-            gradients=gradients,
             unused=frozenset(requires_grad) - frozenset(gradients) if gradients else frozenset(),
-            reaches=tuple(frozenset(among(ins, reach.inputs)) for reach in program.reaches.values()),
-            together=tuple(frozenset(among(active, reach.outs)) for reach in program.reaches.values()),
+            together=tuple(frozenset(among(active, others)) for others in program.together.values()),
             writes_inputs=among(ins, (s.of for s in program.written)),
             writes_outs=among(outs, (s.of for s in program.written)),
-            written=among(results, program.written),
         )
 
 
@@ -256,8 +260,7 @@ class _Apply(torch.autograd.Function):
         ]
         ctx.given = [weakref.ref(v) if isinstance(v, Tensor) else None for v in inputs]
         ctx.versions = [version_of(v) if isinstance(v, Tensor) else 0 for v in ctx.inputs]
-        ctx.shapes = [tuple(outs[i].shape) for i in at.differentiable] if program.makes_zeros else []
-        ctx.set_materialize_grads(not program.makes_zeros and program.backward is not None)
+        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(
             *[v for i, v in enumerate(outs) if i not in at.differentiable and isinstance(v, Tensor)]
         )
@@ -276,11 +279,11 @@ class _Apply(torch.autograd.Function):
         at = program.at
         cotangents = [incoming[i] for i in at.differentiable]
         here = [t is not None for t in cotangents]
+        result: list[Any] = [None] * (2 + len(ctx.inputs))
+        if not any(here):
+            return tuple(result)
         if program.refused is not None and all(here):
             raise program.refused
-        if program.makes_zeros and program.backward is not None:
-            wanted = zip(program.cotangents.values(), ctx.shapes, cotangents, strict=True)
-            cotangents = [layout.zeros(shape) if t is None else t for layout, shape, t in wanted]
         # raises, as in eager PyTorch, if a value was changed in place or freed
         saved = _saved(ctx, here) if at.together else ctx.saved_tensors
         require_saved_versions(ctx)
@@ -303,24 +306,45 @@ class _Apply(torch.autograd.Function):
             else:
                 gradients = program.pullback(given, values, cotangents)
         else:
-            laid_out = [layout(t) for layout, t in zip(program.cotangents.values(), cotangents, strict=True)]
+            half = program.half(here, _asked(ctx) if program.has_effects else None)
+            pairs = zip(program.cotangents.values(), cotangents, strict=True)
+            laid_out = [layout(t) for layout, t in pairs if t is not None]
             kept = [t if t is not None else scalar for t, scalar in zip(saved, ctx.scalars, strict=True)]
             n_kept = len(kept) - len(at.writes_outs)
             written = (*ctx.written, *kept[n_kept:])
             values = [*kept[:n_kept], *laid_out, *ctx.late]
-            del saved, kept, cotangents, laid_out, incoming
-            is_run = bool(program.runs) and program.has_effects_now(here)
+            del saved, kept, cotangents, laid_out, incoming, pairs
             # unless the graph is kept: then the list holds all there is, and backward empties it
             ctx.maybe_clear_saved_tensors()
             with autocast_as(()) if any_autocast() else nullcontext():  # its casts are in its graph
-                results = program.backward(values)
-            places, gradients = at.gradients, results[: len(at.gradients)]
-            if is_run:
-                write_back(written, [results[i] for i in at.written])
-        result: list[Any] = [None] * (2 + len(ctx.inputs))
-        for i, gradient in zip(places, program.gradients_now(ctx, here, places, gradients), strict=True):
+                results = half.run(values)
+            places, gradients = half.gradients, results[: len(half.gradients)]
+            if written:
+                write_back([written[i] for i in program.writes_of(half)], results[len(half.gradients) :])
+        for i, gradient in zip(places, gradients, strict=True):
             result[2 + i] = gradient
+        if program.backward is not None and not all(here):
+            _add_zeros(ctx, result, program.backward.gradients)
         return tuple(result)
+
+
+def _add_zeros(ctx: Any, result: list[Any], places: Iterable[int]) -> None:
+    """The engine goes on to inputs that this pass does not reach, where in eager PyTorch it does not: a hook there
+    would be given None. So a leaf that has hooks gets zeros, and so does what was computed outside, which may have
+    some."""
+    for i in places:
+        if result[2 + i] is None and is_heard(ctx.given[i]):
+            like = ctx.inputs[i]
+            result[2 + i] = torch.zeros_like(like if isinstance(like, Tensor) else like.empty())
+
+
+def _asked(ctx: Any) -> list[bool]:
+    """Of which inputs this pass asks for a gradient: whether the engine goes on to what computed them."""
+    edges = iter(ctx.next_functions)
+    return [
+        not isinstance(is_tensor, weakref.ref) or ((node := next(edges)[0]) is not None and is_executed(node))
+        for is_tensor in ctx.given
+    ]
 
 
 def _saved(ctx: Any, here: Sequence[bool]) -> Sequence[Tensor | None]:
@@ -385,9 +409,8 @@ def differentiable_of(context: Any) -> Differentiable | None:
 
 
 def sizes_beside(context: Any) -> list[int]:
-    """Sizes that a node needs of what is neither given nor saved: of what it reads late, and of its results, where it
-    makes zeros."""
-    return [n for shape in (*(t.shape for t in context.late), *context.shapes) for n in shape]
+    """Sizes that a node needs of what is neither given nor saved: of what it reads late."""
+    return [n for t in context.late for n in t.shape]
 
 
 def require_saved_versions(context: Any) -> None:
