@@ -156,6 +156,61 @@ def test_what_is_left_for_other_results_is_no_ring():
     assert node() is None
 
 
+def of_zero(x):
+    """At zero, what comes of no gradient is zero times infinity."""
+    return (x * x).sum(), (x * x).sqrt(), x.log()
+
+
+@pytest.mark.parametrize(
+    "gradient",
+    [
+        lambda f, x: torch.func.grad(lambda x: f(x)[0])(x),
+        lambda f, x: torch.func.grad(lambda x: f(x)[2][1:].sum() + f(x)[1][1:].sum())(x),
+        lambda f, x: torch.func.vmap(torch.func.grad(lambda x: f(x)[0]))(torch.stack([x, x])),
+        lambda f, x: torch.func.jacrev(lambda x: f(x)[0])(x),
+        lambda f, x: torch.autograd.grad(f(x.requires_grad_())[0], x),
+        lambda f, x: torch.autograd.grad(f(x.requires_grad_())[0], x, create_graph=True),
+        lambda f, x: torch.autograd.grad(f(x.requires_grad_())[0].expand(2), x, torch.eye(2), is_grads_batched=True),
+    ],
+)
+def test_what_no_gradient_comes_to_is_not_computed(gradient):
+    x = torch.tensor([0.0, 1, 2])
+    found, wanted = gradient(fg.jit(of_zero), x.clone()), gradient(of_zero, x.clone())
+    torch.testing.assert_close(found, wanted, equal_nan=True)
+
+
+def test_a_half_is_compiled_once_for_the_results_that_have_gradients():
+    compiled, (x, y) = fg.jit(apart), leaves()
+    program = compiled(x, y)[0].grad_fn.program
+    for _ in range(3):
+        first, second, third = compiled(x, y)
+        torch.autograd.grad(first.sum(), x, retain_graph=True)
+        torch.autograd.grad((second * third).sum(), (x, y), retain_graph=True)
+        torch.autograd.grad((first * second * third).sum(), (x, y))
+    half = program.half([True, False, False])
+    assert half is program.half([True, False, False]) and half is not program.half([True] * 3) is program.backward
+    assert [str(slot) for slot in half.outs] == ["grad(x)"]
+    assert sum(n.op == "call_function" for n in half.graph.fx.nodes) == 3
+
+
+def test_a_half_of_sizes_that_vary():
+    def f(x, y):
+        a, b = torch.cat([x, y]).split([len(x), len(y)])
+        return a.exp(), b * x.sum(), x.log()
+
+    def passes(f):
+        found = []
+        for n in (3, 4, 5):
+            x, y = torch.zeros(n, requires_grad=True), torch.ones(2 * n, requires_grad=True)
+            outs = f(x, y)
+            found += [torch.autograd.grad(outs[i].sum(), (x, y), retain_graph=True) for i in (0, 1)]
+        return found
+
+    compiled = fg.jit(f, dynamic=True)
+    torch.testing.assert_close(passes(compiled), passes(f))
+    assert compiled.cache_info().misses == 1
+
+
 @pytest.mark.parametrize("region", [contextlib.nullcontext, fg.compiled_autograd])
 def test_a_hook_of_a_leaf_that_is_not_reached_gets_a_tensor(region):
     class Two(nn.Module):

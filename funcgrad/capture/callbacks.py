@@ -101,6 +101,8 @@ class Callback:
         """Where its graph is run node by node, on tensors that a trace or a transform may know: the same call once
         more."""
         given, shapes = self._parts(values)
+        if self.takes_none and given[0] is None:
+            return apply(evolve(self, looks=()), ())
         n = len(given) - len(self.numbers)
         looks = tuple(evolve(look, shape=shape) for look, shape in zip(self.looks, shapes, strict=True))
         return apply(evolve(self, looks=looks, numbers=tuple(given[n:])), given[:n])

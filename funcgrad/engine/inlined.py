@@ -98,17 +98,17 @@ def _part(value: Any, path: Sequence[str]) -> Any:
 class Copy:
     """The backward half of one region, about to be copied into a trace. ``context``: its node of autograd in this
     run, the ``at``-th of its hooks. ``prefix``: what names of nodes begin with. ``beside``: its ``sizes_beside``;
-    ``cotangents``: the gradients that come in."""
+    ``cotangents``: the gradients that come in; ``asked``: of which inputs gradients are asked for."""
 
     def __init__(
         self, trace: Trace, hooks: fx.Node, at: int, context: Any, prefix: str, beside: Sequence[Any],
-        cotangents: Sequence[Tensor | None],
+        cotangents: Sequence[Tensor | None], asked: Sequence[bool],
     ) -> None:  # fmt: skip
         self._trace, self._hooks, self._at, self._prefix = trace, hooks, at, prefix
         self._cotangents = cotangents
         self._program: Differentiable = context.program
         here = [cotangents[i] is not None for i in self._program.at.differentiable]
-        self._half = self._program.half(here)
+        self._half = self._program.half(here, asked if self._program.has_effects else None)
         self._graph: Graph = self._half.graph
         self._symbols: dict[str, Any] = {}
         self._values: dict[fx.Node, Any] = {}

@@ -390,7 +390,8 @@ class _Lowering:
         self._used[number] += 1
         scalars = self._scalars[s.number]
         beside = mapped(region.sizes[sum(type(v) is int for v in context.scalars) :], self._read)
-        copy = Copy(self._trace, self._hooks, at.at, context, prefix, beside, mapped(cotangents, self._read))
+        incoming, asked = mapped(cotangents, self._read), region.asked[2:]
+        copy = Copy(self._trace, self._hooks, at.at, context, prefix, beside, incoming, asked)
         if copy.has_effects:
             self._settle()
             self._has_run_python = True

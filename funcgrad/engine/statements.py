@@ -265,10 +265,11 @@ Versions = Sequence[int | None]
 
 
 class Function:
-    """The backward of an ``autograd.Function``. ``given``: which of its inputs want a gradient."""
+    """The backward of an ``autograd.Function``. ``given``: which of its inputs want a gradient; ``asked``: of which
+    the pass asks for it, which is known when it has been recorded."""
 
     def __init__(self, given: Sequence[bool]) -> None:
-        self.given = tuple(given)
+        self.given = self.asked = tuple(given)
 
     def __call__(
         self, validation: Any, context: Any, saved: Sequence[Any], *grads: Any, then: Versions = ()
@@ -281,7 +282,7 @@ class Function:
             grads = tuple(zeros_for(context, i) if g is None else g for i, g in enumerate(grads))
         # torch's own compiled functions, from 2.13 on: gradients in a list, emptied
         boxed = getattr(cls, "boxed_grads_call", False)
-        found = _backward_of(cls)(_Context(context, saved, then), *([list(grads)] if boxed else grads))
+        found = _backward_of(cls)(_Context(context, saved, then, self.asked), *([list(grads)] if boxed else grads))
         found = tuple(found) if isinstance(found, (tuple, list)) else (found,)
         n = len(self.given)
         if len(found) > n and all(v is None for v in found[n:]):
@@ -331,8 +332,8 @@ class _Context:
     """The context of an ``autograd.Function`` in its backward: what was saved is what the engine has unpacked by
     then."""
 
-    def __init__(self, context: Any, saved: Sequence[Any], then: Versions) -> None:
-        self.__dict__.update(_context=context, _saved=tuple(saved), _then=then)
+    def __init__(self, context: Any, saved: Sequence[Any], then: Versions, asked: Sequence[bool]) -> None:
+        self.__dict__.update(_context=context, _saved=tuple(saved), _then=then, asked=asked)
 
     @property
     def saved_tensors(self) -> tuple[Any, ...]:

@@ -110,7 +110,9 @@ class Differentiable:
         """The backward half for a pass in which these gradients come in, of those that may; ``asked``: of which
         inputs a gradient is asked for, if that matters."""
         assert self.backward is not None
-        unasked = frozenset(itertools.compress(self.ins, (not is_asked for is_asked in asked or ())))
+        unasked = frozenset[Slot]()
+        if asked is not None and not all(asked[i] for i in self.backward.gradients):
+            unasked = frozenset(slot for slot, is_asked in zip(self.ins, asked, strict=True) if not is_asked)
         if all(arrived) and not unasked:
             return self.backward
         key = frozenset(s for s, here in zip(self.cotangents, arrived, strict=True) if not here), unasked
@@ -338,13 +340,12 @@ def _add_zeros(ctx: Any, result: list[Any], places: Iterable[int]) -> None:
             result[2 + i] = torch.zeros_like(like if isinstance(like, Tensor) else like.empty())
 
 
-def _asked(ctx: Any) -> list[bool]:
+def _asked(ctx: Any) -> Sequence[bool]:
     """Of which inputs this pass asks for a gradient: whether the engine goes on to what computed them."""
+    if (known := getattr(ctx, "asked", None)) is not None:  # in a pass that was recorded
+        return known[2:]  # type: ignore[no-any-return]
     edges = iter(ctx.next_functions)
-    return [
-        not isinstance(is_tensor, weakref.ref) or ((node := next(edges)[0]) is not None and is_executed(node))
-        for is_tensor in ctx.given
-    ]
+    return [given is not None and (node := next(edges)[0]) is not None and is_executed(node) for given in ctx.given]
 
 
 def _saved(ctx: Any, here: Sequence[bool]) -> Sequence[Tensor | None]:

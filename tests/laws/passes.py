@@ -6,9 +6,11 @@ there are none, and what the caller's Python sees and writes are those of eager 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import torch
@@ -17,7 +19,7 @@ from torch import Tensor
 import funcgrad as fg
 
 LOG: list = []
-BUFFER = torch.ones(3)
+BUFFER = torch.ones(())
 
 
 class Both(torch.autograd.Function):
@@ -79,8 +81,9 @@ def summary(value: Tensor | None) -> object:
     return None if value is None else [round(v, 3) for v in value.flatten().tolist()]
 
 
-def _shape(v: Tensor) -> Tensor:
-    return v if v.shape == (3,) else v.reshape(-1)[:1].expand(3)
+def _row(v: Tensor, like: Tensor) -> Tensor:
+    """As long as the inputs are."""
+    return v if v.dim() == 1 else v.expand(len(like))
 
 
 STEPS: dict[str, Callable[[Tensor, Tensor], Sequence[Tensor]]] = {
@@ -89,12 +92,12 @@ STEPS: dict[str, Callable[[Tensor, Tensor], Sequence[Tensor]]] = {
     "mul": lambda a, b: [a * b],
     "log": lambda a, b: [(a * a).log()],
     "sqrt": lambda a, b: [(a * a).sqrt()],
-    "unbind": lambda a, b: [v.expand(3) for v in torch.stack([a, b * 2]).sum(1).unbind()],
-    "split": lambda a, b: torch.cat([a, b]).split(3),
+    "unbind": lambda a, b: torch.stack([a, b * 2]).sum(1).unbind(),
+    "split": lambda a, b: torch.cat([a, b]).split(len(a)),
     "stack": lambda a, b: [torch.stack([a, b]).cumsum(0)[1]],
     "topk": lambda a, b: [torch.stack([a, b]).max(0).values],
-    "eigh": lambda a, b: [torch.linalg.eigh(torch.diag(a) + torch.eye(3))[0] + a],
-    "var_mean": lambda a, b: [v.expand(3) for v in torch.var_mean(torch.stack([a, b]), 1)[1].unbind()],
+    "eigh": lambda a, b: [torch.linalg.eigh(torch.diag(a) + torch.eye(len(a)))[0] + a],
+    "var_mean": lambda a, b: torch.var_mean(torch.stack([a, b]), 1)[1].unbind(),
     "written": lambda a, b: [_written(a, b)],
     "both": lambda a, b: Both.apply(a, b),
     "parts": lambda a, b: Parts.apply(a),
@@ -124,7 +127,7 @@ class Program:
         values = list(leaves)
         for i in range(self.n_steps):
             a, b = rng.choice(values), rng.choice(values)
-            made = [_shape(v) for v in STEPS[rng.choice(list(STEPS))](a, b)]
+            made = [_row(v, leaves[0]) for v in STEPS[rng.choice(list(STEPS))](a, b)]
             for k, v in enumerate(made):
                 kind = rng.choice(["logs", "scales", "writes"]) if rng.random() < 0.3 else ""
                 if kind and v._base is not None:
@@ -139,13 +142,13 @@ class Program:
         n = min(self.n_outs, len(values) - self.n_leaves)
         return tuple(values[-n:]) if rng.random() < 0.5 else tuple(rng.sample(values[self.n_leaves :], n))
 
-    def passes(self, f: Callable[..., tuple[Tensor, ...]], outside: bool) -> list:
+    def passes(self, f: Callable[..., tuple[Tensor, ...]], outside: bool, n: int = 3) -> list:
         """What is seen of some backward passes, one after the other."""
         rng = random.Random(self.seed + 2)
         LOG.clear()
         BUFFER.fill_(1)
         leaves = [
-            torch.tensor([rng.choice([0.0, 1.0, 0.5, -2.0]) for _ in range(3)], requires_grad=True)
+            torch.tensor([rng.choice([0.0, 1.0, 0.5, -2.0]) for _ in range(n)], requires_grad=True)
             for _ in range(self.n_leaves)
         ]
         given = list(leaves)
@@ -189,28 +192,34 @@ def same(a: object, b: object) -> bool:
     return a == b
 
 
-def check(seed: int, backend: str = "aten", outside: bool = False) -> str:
+def check(
+    seed: int, outside: bool = False, region: bool = False, sizes: Sequence[int] = (3,), **options: object
+) -> str:
     """Run one program in eager PyTorch, then compiled; raises ``AssertionError`` where they differ. Returns why it is
     refused, if it is."""
     program = Program(seed)
-    wanted = program.passes(program, outside)
-    try:
-        found = program.passes(fg.jit(program, backend=backend), outside)
-    except fg.FuncgradError as error:
-        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    assert same(found, wanted), f"program {seed}:\n{found}\n{wanted}"
+    compiled = fg.jit(program, **options)
+    for n in sizes:
+        wanted = program.passes(program, outside, n)
+        try:
+            with fg.compiled_autograd(backend="aten") if region else contextlib.nullcontext():
+                found = program.passes(compiled, outside, n)
+        except fg.FuncgradError as error:
+            return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        assert same(found, wanted), f"program {seed}, size {n}:\n{found}\n{wanted}"
     return ""
 
 
+VARIANTS = {
+    "aten": {"backend": "aten"},
+    "c": {"backend": "c"},
+    "sizes": {"backend": "c", "dynamic": True, "sizes": (3, 5)},
+    "region": {"backend": "aten", "region": True},
+}
+
 if __name__ == "__main__":
-    count, first = (int(text) for text in (*sys.argv[1:], "300", "0")[:2])
-    refused: dict[str, int] = {}
-    failed: list[int] = []
-    for seed in range(first, first + count):
-        try:
-            why = check(seed, outside="outside" in sys.argv)
-            refused[why] = refused.get(why, 0) + 1
-        except (AssertionError, Exception) as error:
-            failed.append(seed)
-            print(seed, type(error).__name__, str(error)[:1500])
-    print(count, failed, refused)
+    kind, count, first = (*sys.argv[1:], "aten", "300", "0")[:3] if len(sys.argv) > 3 else ("aten", "300", "0")
+    refused: Counter[str] = Counter()
+    for seed in range(int(first), int(first) + int(count)):
+        refused[check(seed, **VARIANTS[kind])] += 1
+    print(f"{count} programs: {dict(refused)}")
