@@ -166,10 +166,11 @@ class Passage:
         if self.backward is not None:
             if active == self.active:
                 return self.backward
-            of, n_before = self.compiled.definition, self.backward.definition.n_before
+            of: Any = self.compiled.definition
+            half: Any = self.backward.definition
             return self.compiled.derived(
                 ("backward", self.tracked, active),
-                lambda: backward_half(of.of_outputs(active), self.tracked, self.n, n_before - self.n),
+                lambda: backward_half(of.of_outputs(active), self.tracked, self.n, half.n_before - self.n),
             )
         n = self.n if self.places is None else len(self.places)
         key = "pull", self.wrt, active, self.places
