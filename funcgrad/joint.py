@@ -80,6 +80,9 @@ class Joint(Shown):
     together: Mapping[Slot, frozenset[Slot]] = {}
     """For each output those from which a backward pass has something in common with one from it: once the graph is
     freed, nobody may go back from these. Nothing where all have."""
+    reached: Mapping[Slot, frozenset[Slot]] = {}
+    """The inputs to which a backward pass comes from some of the outputs and not from others, by those from which it
+    does."""
     outs: tuple[Slot, ...] = ()
     """What it gives as the caller knows it: a wrapper subclass is one slot, and gradients for autograd are none."""
     is_split: bool = False

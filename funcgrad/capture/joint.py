@@ -109,6 +109,7 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool,
     return Joint(
         graph, returned, guards, names, sizes, trace.wrappings, by_value,
         {} if trace.passages is None else trace.passages.together,
+        {} if trace.passages is None else trace.passages.reached,
         inner.signature.outs,
         with_backward,
         symbols.floats.lines, tuple(trace.reads.done),

@@ -28,6 +28,8 @@ class Passages:
     _found: dict[Any, Passage]
     together: dict[Slot, frozenset[Slot]]
     """For each output those from which a backward pass runs some of the same nodes; nothing where all do."""
+    reached: dict[Slot, frozenset[Slot]]
+    """The inputs to which some of the outputs do not lead, each with those that do."""
     _last: Passage | None = None
     _body: Passage | None = None
     """That of the custom function whose own backward runs: hooks on its results come before."""
@@ -63,7 +65,12 @@ class Passages:
         shared = {named(mask, False) for node, mask in outs.items() if not hasattr(node, "variable")}
         together = {slot: frozenset[Slot]().union(*(own for own in shared if slot in own)) for slot, _ in ends}
         differ = any(len(own) < len(ends) for own in together.values())
-        found = Passages(node_of, {node: passage(node) for node in outs}, together if differ else {})
+        led_to = dict.fromkeys((slot for slot, _ in targets), frozenset[Slot]())
+        for node, mask in outs.items():
+            own = targets_at.get(id(node.variable if hasattr(node, "variable") else node), 0)
+            led_to |= dict.fromkeys(named(own, True), named(mask, False))
+        reached = {slot: own for slot, own in led_to.items() if len(own) < len(ends)}
+        found = Passages(node_of, {node: passage(node) for node in outs}, together if differ else {}, reached)
         if len(ends) > 1:
             found._hear_of_python()
         return found

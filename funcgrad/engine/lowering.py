@@ -402,7 +402,7 @@ class _Lowering:
         results = [found.get(i - 2) for i in range(len(s.likes))]
         for i in context.program.backward.gradients:
             like = s.likes[2 + i]
-            if results[2 + i] is None and isinstance(like, Declared) and is_heard(context.given[i]):
+            if results[2 + i] is None and isinstance(like, Declared) and is_heard(context.given[i]()):
                 results[2 + i] = torch.zeros(mapped(like.shape, self._read), dtype=like.dtype, device=like.device)
         return validated(s.name, results, *mapped(validation, self._read)) if validation is not None else results
 

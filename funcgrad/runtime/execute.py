@@ -32,8 +32,9 @@ from ..torch_private.autograd import any_autocast, below_autograd, graph_is_kept
 from ..torch_private.levels import is_mapped
 from ..torch_private.tensors import is_wrapper_subclass
 from .cotangents import CotangentLayout, Outline
+from .gates import applied
 
-Pullback = Callable[[Sequence[Any], Sequence[Any], Sequence[Tensor]], Sequence[Tensor | None]]
+Pullback = Callable[[Sequence[Any], Sequence[Any], Sequence[Tensor | None]], Sequence[Tensor | None]]
 """Takes the inputs as forward was given them (None for one that is gone), their values then, and the incoming
 gradients."""
 
@@ -63,6 +64,8 @@ class Differentiable:
     cotangents: Mapping[Slot, CotangentLayout]
     together: Mapping[Slot, frozenset[Slot]]
     """For each of these outputs those from which a backward pass has something in common; nothing where all have."""
+    reached: Mapping[Slot, frozenset[Slot]]
+    """The inputs to which some of them do not lead, each with those that do."""
     has_effects: bool
     """Whether backward writes, or calls what may: then it matters which gradients are asked for."""
     pullback: Pullback
@@ -140,8 +143,27 @@ class Differentiable:
         seen = inputs
         if self.at.unused:
             seen = tuple(_ahead(v, ()) if i in self.at.unused else v for i, v in enumerate(inputs))
+        if self.at.reached and (apart := {i: s for i, s in self.at.reached.items() if is_heard(inputs[i])}):
+            return self._gated((first, inputs), seen, apart)
         outs: tuple[Any, ...] = _Apply.apply(self, (first, inputs), *seen)  # type: ignore[no-untyped-call]
         return outs
+
+    def _gated(
+        self,
+        given: tuple[Mapping[int, Tensor], Sequence[Any]],
+        seen: Sequence[Any],
+        apart: Mapping[int, frozenset[int]],
+    ) -> tuple[Any, ...]:
+        """A call where Python may hear of the gradients of inputs ``apart``, to which not all outputs lead."""
+
+        def gradients(ctx: Any, incoming: Sequence[Tensor | None], asked: Callable[[], Sequence[bool]]) -> list[Any]:
+            result = _gradients(ctx, incoming, asked)
+            _add_zeros(ctx, result, [i for i in self.at.reached if i not in apart])
+            return result
+
+        return applied(
+            lambda ctx: _ran(ctx, self, given), gradients, seen, apart, self.at.differentiable, len(self.outs)
+        )
 
 
 @frozen(eq=False)
@@ -163,9 +185,8 @@ class Half:
         return [slot for slot in self.outs if isinstance(slot, Final)]
 
 
-def is_heard(given: weakref.ref[Tensor] | None) -> bool:
+def is_heard(tensor: Tensor | None) -> bool:
     """Whether Python may hear of the gradient that goes on to an input: not where that is a leaf without hooks."""
-    tensor = given() if given is not None else None
     if tensor is None or not is_leaf(tensor):
         return True
     return bool(tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None))
@@ -190,6 +211,8 @@ class _Positions:
     watched_outs: tuple[int, ...]
     together: tuple[frozenset[int], ...]
     """For each differentiable output those, by number, whose backward passes have something in common with its own."""
+    reached: Mapping[int, frozenset[int]]
+    """The inputs that not all outputs lead to, each with those that do."""
     unused: frozenset[int]
     """The inputs that require grad and get none: a backward pass must not go on to what computed them."""
     writes_inputs: tuple[int, ...]
@@ -204,6 +227,7 @@ class _Positions:
             return tuple(places[slot] for slot in slots if slot in places)
 
         gradients = () if program.backward is None else program.backward.gradients
+        with_gradient = {slot for slot, i in ins.items() if i in gradients}
         requires_grad = tuple(sorted(among(ins, program.requires_grad)))
         return _Positions(
             n_outs=len(outs),
@@ -219,6 +243,7 @@ class _Positions:
             unnoticed={ins[slot]: steps for slot, steps in program.unnoticed.items()},
             watched_inputs=tuple((ins[slot], moves) for slot, moves in program.watched.items() if slot in ins),
             watched_outs=among(outs, program.watched),
+            reached={ins[s]: frozenset(among(outs, of)) for s, of in program.reached.items() if s in with_gradient},
             unused=frozenset(requires_grad) - frozenset(gradients) if gradients else frozenset(),
             together=tuple(frozenset(among(active, others)) for others in program.together.values()),
             writes_inputs=among(ins, (s.of for s in program.written)),
@@ -231,43 +256,10 @@ class _Apply(torch.autograd.Function):
     def forward(
         ctx: Any, program: Differentiable, given: tuple[Mapping[int, Tensor], Sequence[Any]], *_: Any
     ) -> tuple[Any, ...]:
-        at, (first, inputs) = program.at, given
-        ctx.generators = {of: state_of(of) for of in program.draws}
-        # Below autograd nothing is tracked, but grad mode is on as it was in the trace: some kernels ask for it
-        # (oneDNN's RNN).
-        with below_autograd(), torch.enable_grad():
-            values = program.forward(*inputs)
-        ctx.generators_then = {of: mark_of(of) for of in program.draws}
-        for i in at.bumps:
-            bump_version(inputs[i])
-        outs, saved = tuple(values[: at.n_outs]), values[at.n_outs :]
-        # as they lie now: the caller may be about to change how an input looks (t_)
-        kept = (
-            [inputs[i].detach() if i in at.restrided else inputs[i] for i in at.kept]
-            + list(saved)
-            + [outs[i] for i in at.writes_outs]
-        )
-        ctx.program = program
-        ctx.save_for_backward(*[v if isinstance(v, Tensor) else None for v in kept])
-        ctx.scalars = [None if isinstance(v, Tensor) else v for v in kept]
-        ctx.late = [inputs[i].detach() for i in at.late]
-        ctx.written = [inputs[i].detach() for i in at.writes_inputs]
-        ctx.watched = [(inputs[i].detach(), version_of(inputs[i]) + moves) for i, moves in at.watched_inputs]
-        ctx.watched += [(outs[i].detach(), version_of(outs[i])) for i in at.watched_outs]
-        # For a second derivative only. Not among the saved tensors: eager PyTorch lets a bias be updated before
-        # backward. An input whose values no derivative needs may die when the caller lets it go.
-        ctx.inputs = [
-            v if i in at.needed or not isinstance(v, Tensor) else (_Hollow if i in at.subclasses else Outline).of(v)
-            for i, v in ((i, first.get(i, v)) for i, v in enumerate(inputs))
-        ]
-        ctx.given = [weakref.ref(v) if isinstance(v, Tensor) else None for v in inputs]
-        ctx.versions = [version_of(v) if isinstance(v, Tensor) else 0 for v in ctx.inputs]
-        ctx.set_materialize_grads(False)
+        outs, at = _ran(ctx, program, given), program.at
         ctx.mark_non_differentiable(
             *[v for i, v in enumerate(outs) if i not in at.differentiable and isinstance(v, Tensor)]
         )
-        if at.together:
-            ctx.left, ctx.gone = None, frozenset[int]()
         return outs
 
     @staticmethod
@@ -277,57 +269,100 @@ class _Apply(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Any, ...]:
+        result = _gradients(ctx, incoming, lambda: _asked(ctx))
         program: Differentiable = ctx.program
-        at = program.at
-        cotangents = [incoming[i] for i in at.differentiable]
-        here = [t is not None for t in cotangents]
-        result: list[Any] = [None] * (2 + len(ctx.inputs))
-        if not any(here):
-            return tuple(result)
-        if program.refused is not None and all(here):
-            raise program.refused
-        # raises, as in eager PyTorch, if a value was changed in place or freed
-        saved = _saved(ctx, here) if at.together else ctx.saved_tensors
-        require_saved_versions(ctx)
-        # kernels take no tensors of a vmap that is around this backward pass (is_grads_batched, torch.func.vmap)
-        if (
-            torch.is_grad_enabled()
-            or program.backward is None
-            or any(t is not None and is_mapped(t) for t in cotangents)
-        ):
-            require_versions(
-                (v, version) for v, version in zip(ctx.inputs, ctx.versions, strict=True) if isinstance(v, Tensor)
-            )
-            places = at.requires_grad
-            values = [v.empty() if isinstance(v, (Outline, _Hollow)) else v for v in ctx.inputs]
-            given = [None if one is None else one() for one in ctx.given]
-            if program.draws:
-                with own_draws(ctx.generators, ctx.generators_then) as own:
-                    gradients = program.pullback(given, values, cotangents)
-                _require_same_draws(own)
-            else:
-                gradients = program.pullback(given, values, cotangents)
-        else:
-            half = program.half(here, _asked(ctx) if program.has_effects else None)
-            pairs = zip(program.cotangents.values(), cotangents, strict=True)
-            laid_out = [layout(t) for layout, t in pairs if t is not None]
-            kept = [t if t is not None else scalar for t, scalar in zip(saved, ctx.scalars, strict=True)]
-            n_kept = len(kept) - len(at.writes_outs)
-            written = (*ctx.written, *kept[n_kept:])
-            values = [*kept[:n_kept], *laid_out, *ctx.late]
-            del saved, kept, cotangents, laid_out, incoming, pairs
-            # unless the graph is kept: then the list holds all there is, and backward empties it
-            ctx.maybe_clear_saved_tensors()
-            with autocast_as(()) if any_autocast() else nullcontext():  # its casts are in its graph
-                results = half.run(values)
-            places, gradients = half.gradients, results[: len(half.gradients)]
-            if written:
-                write_back([written[i] for i in program.writes_of(half)], results[len(half.gradients) :])
-        for i, gradient in zip(places, gradients, strict=True):
-            result[2 + i] = gradient
-        if program.backward is not None and not all(here):
+        if program.backward is not None and not all(incoming[i] is not None for i in program.at.differentiable):
             _add_zeros(ctx, result, program.backward.gradients)
-        return tuple(result)
+        return (None, None, *result)
+
+
+def _ran(ctx: Any, program: Differentiable, given: tuple[Mapping[int, Tensor], Sequence[Any]]) -> tuple[Any, ...]:
+    """Run forward: its outputs. What backward needs is kept in ``ctx``."""
+    at, (first, inputs) = program.at, given
+    ctx.generators = {of: state_of(of) for of in program.draws}
+    # Below autograd nothing is tracked, but grad mode is on as it was in the trace: some kernels ask for it
+    # (oneDNN's RNN).
+    with below_autograd(), torch.enable_grad():
+        values = program.forward(*inputs)
+    ctx.generators_then = {of: mark_of(of) for of in program.draws}
+    for i in at.bumps:
+        bump_version(inputs[i])
+    outs, saved = tuple(values[: at.n_outs]), values[at.n_outs :]
+    # as they lie now: the caller may be about to change how an input looks (t_)
+    kept = (
+        [inputs[i].detach() if i in at.restrided else inputs[i] for i in at.kept]
+        + list(saved)
+        + [outs[i] for i in at.writes_outs]
+    )
+    ctx.program = program
+    ctx.save_for_backward(*[v if isinstance(v, Tensor) else None for v in kept])
+    ctx.scalars = [None if isinstance(v, Tensor) else v for v in kept]
+    ctx.late = [inputs[i].detach() for i in at.late]
+    ctx.written = [inputs[i].detach() for i in at.writes_inputs]
+    ctx.watched = [(inputs[i].detach(), version_of(inputs[i]) + moves) for i, moves in at.watched_inputs]
+    ctx.watched += [(outs[i].detach(), version_of(outs[i])) for i in at.watched_outs]
+    # For a second derivative only. Not among the saved tensors: eager PyTorch lets a bias be updated before
+    # backward. An input whose values no derivative needs may die when the caller lets it go.
+    ctx.inputs = [
+        v if i in at.needed or not isinstance(v, Tensor) else (_Hollow if i in at.subclasses else Outline).of(v)
+        for i, v in ((i, first.get(i, v)) for i, v in enumerate(inputs))
+    ]
+    ctx.given = [weakref.ref(v) if isinstance(v, Tensor) else None for v in inputs]
+    ctx.versions = [version_of(v) if isinstance(v, Tensor) else 0 for v in ctx.inputs]
+    ctx.set_materialize_grads(False)
+    if at.together:
+        ctx.left, ctx.gone = None, frozenset[int]()
+    return outs
+
+
+def _gradients(ctx: Any, incoming: Sequence[Tensor | None], asked: Callable[[], Sequence[bool]]) -> list[Any]:
+    """The gradients of all inputs. ``ctx``: the node that keeps what backward needs; ``asked`` says of which inputs
+    gradients are asked for."""
+    program: Differentiable = ctx.program
+    at = program.at
+    cotangents = [incoming[i] for i in at.differentiable]
+    here = [t is not None for t in cotangents]
+    result: list[Any] = [None] * len(ctx.inputs)
+    if not any(here):
+        return result
+    if program.refused is not None and all(here):
+        raise program.refused
+    # raises, as in eager PyTorch, if a value was changed in place or freed
+    saved = _saved(ctx, here) if at.together else ctx.saved_tensors
+    require_saved_versions(ctx)
+    # kernels take no tensors of a vmap that is around this backward pass (is_grads_batched, torch.func.vmap)
+    if torch.is_grad_enabled() or program.backward is None or any(t is not None and is_mapped(t) for t in cotangents):
+        require_versions(
+            (v, version) for v, version in zip(ctx.inputs, ctx.versions, strict=True) if isinstance(v, Tensor)
+        )
+        places = at.requires_grad
+        values = [v.empty() if isinstance(v, (Outline, _Hollow)) else v for v in ctx.inputs]
+        given = [None if one is None else one() for one in ctx.given]
+        if program.draws:
+            with own_draws(ctx.generators, ctx.generators_then) as own:
+                gradients = program.pullback(given, values, cotangents)
+            _require_same_draws(own)
+        else:
+            gradients = program.pullback(given, values, cotangents)
+    else:
+        half = program.half(here, asked() if program.has_effects else None)
+        pairs = zip(program.cotangents.values(), cotangents, strict=True)
+        laid_out = [layout(t) for layout, t in pairs if t is not None]
+        kept = [t if t is not None else scalar for t, scalar in zip(saved, ctx.scalars, strict=True)]
+        n_kept = len(kept) - len(at.writes_outs)
+        written = (*ctx.written, *kept[n_kept:])
+        values = [*kept[:n_kept], *laid_out, *ctx.late]
+        del saved, kept, cotangents, laid_out, incoming, pairs
+        # unless the graph is kept: then the list holds all there is, and backward empties it
+        ctx.maybe_clear_saved_tensors()
+        with autocast_as(()) if any_autocast() else nullcontext():  # its casts are in its graph
+            results = half.run(values)
+        places, gradients = half.gradients, results[: len(half.gradients)]
+        if written:
+            write_back([written[i] for i in program.writes_of(half)], results[len(half.gradients) :])
+    for i, gradient in zip(places, gradients, strict=True):
+        result[i] = gradient
+    return result
 
 
 def _add_zeros(ctx: Any, result: list[Any], places: Iterable[int]) -> None:
@@ -335,9 +370,9 @@ def _add_zeros(ctx: Any, result: list[Any], places: Iterable[int]) -> None:
     would be given None. So a leaf that has hooks gets zeros, and so does what was computed outside, which may have
     some."""
     for i in places:
-        if result[2 + i] is None and is_heard(ctx.given[i]):
+        if result[i] is None and is_heard(ctx.given[i]()):
             like = ctx.inputs[i]
-            result[2 + i] = torch.zeros_like(like if isinstance(like, Tensor) else like.empty())
+            result[i] = torch.zeros_like(like if isinstance(like, Tensor) else like.empty())
 
 
 def _asked(ctx: Any) -> Sequence[bool]:

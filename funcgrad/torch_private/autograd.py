@@ -50,6 +50,10 @@ graph_is_kept: Callable[[], bool] = torch._C._autograd._get_current_graph_task_k
 """Whether the backward pass that runs in this thread leaves the graph as it is (``retain_graph``)."""
 
 
+running_pass: Callable[[], int] = torch._C._current_graph_task_id
+"""The number of the backward pass that runs in this thread; -1 where none does."""
+
+
 def is_executed(node: Any) -> bool:
     """Whether the backward pass that runs goes on to a node: where gradients are asked for of some tensors, it runs
     what leads to these."""

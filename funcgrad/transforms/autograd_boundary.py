@@ -73,7 +73,9 @@ def differentiable(
     changed = restrided.keys() | inner.facts.stores.keys()
     apart = {slot: () for slot in inner.facts.stores if slot in ins and backward and Grad(slot) not in backward.outs}
 
-    def derivative(given: Sequence[Any], values: Sequence[Any], incoming: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    def derivative(
+        given: Sequence[Any], values: Sequence[Any], incoming: Sequence[Tensor | None]
+    ) -> Sequence[Tensor | None]:
         """Runs the function again, so what it closes over must be what it was."""
         differentiated = "the backward pass that is differentiated (create_graph=True)"
         leaf = next((slot for slot in ins if inner.facts.is_leaf(slot)), None)
@@ -106,6 +108,7 @@ def differentiable(
         backward_ins=backward.ins if backward else (),
         cotangents=layouts,
         together={slot: joint.together[slot] for slot in active} if joint.together else {},
+        reached=joint.reached,
         has_effects=len(graphs) == 2 and _has_effects(graphs[1]),
         pullback=derivative,
         requires_grad=[slot for slot in ins if inner.facts.requires_grad(slot)],  # type: ignore[arg-type]

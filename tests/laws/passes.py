@@ -180,7 +180,12 @@ class Program:
                     raise
                 found.append("freed")
                 break
-            found.append((how, [summary(leaf.grad) for leaf in leaves], summary(BUFFER), list(LOG)))
+            # in which order it goes on to inputs is not seen
+            log = (
+                [e for e in LOG if not isinstance(e[0], str)],
+                sorted((e for e in LOG if isinstance(e[0], str)), key=str),
+            )
+            found.append((how, [summary(leaf.grad) for leaf in leaves], summary(BUFFER), *log))
         return found
 
 
@@ -215,6 +220,8 @@ VARIANTS = {
     "c": {"backend": "c"},
     "sizes": {"backend": "c", "dynamic": True, "sizes": (3, 5)},
     "region": {"backend": "aten", "region": True},
+    "outside": {"backend": "aten", "outside": True},
+    "outside, region": {"backend": "aten", "outside": True, "region": True},
 }
 
 if __name__ == "__main__":

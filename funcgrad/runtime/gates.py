@@ -1,0 +1,121 @@
+"""A call whose outputs lead to different inputs, as several nodes of autograd: the engine goes on to the inputs that a
+backward pass reaches, and calls no hook of another.
+
+Outputs that lead to the same inputs have one node, which takes their gradients; inputs that the same outputs lead to
+have one, a *gate*. The first gate that runs computes all gradients. By then all incoming ones are there: the engine
+runs what was created last first, and what is computed of outputs was created later.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from attrs import define, field
+from torch import Tensor
+
+from ..torch_private.autograd import is_executed, running_pass
+
+Gradients = Callable[[Any, Sequence[Tensor | None], Callable[[], Sequence[bool]]], Sequence[Any]]
+"""Computes those of all inputs, given the node that keeps what forward saved, the incoming ones of all outputs, and
+what says of which inputs the pass asks for gradients."""
+
+
+@define(eq=False)
+class _Gates:
+    """The nodes of one call."""
+
+    gradients: Gradients
+    n_inputs: int
+    n_outs: int
+    main: weakref.ref[Any] | None = None
+    all: list[tuple[weakref.ref[Any], Sequence[int]]] = field(factory=list)
+    number: int = -1
+    """Of the backward pass that runs."""
+    incoming: dict[int, Tensor | None] = field(factory=dict)
+    found: dict[int, Any] | None = None
+
+    def arrive(self, places: Sequence[int], incoming: Sequence[Tensor | None]) -> None:
+        if self.found is not None or self.number != running_pass():
+            self.number, self.found = running_pass(), None
+            self.incoming.clear()
+        self.incoming.update(zip(places, incoming, strict=True))
+
+    def taken(self, places: Sequence[int]) -> list[Any]:
+        if self.found is None:
+            assert self.main is not None
+            incoming = [self.incoming.get(i) for i in range(self.n_outs)]
+            self.incoming.clear()
+            self.found = dict(enumerate(self.gradients(self.main(), incoming, self._asked)))
+        return [self.found.pop(i, None) for i in places]
+
+    def _asked(self) -> list[bool]:
+        """All, in a pass that was recorded, which is none of the engine's."""
+        found = [running_pass() < 0] * self.n_inputs
+        for node, places in self.all if running_pass() >= 0 else ():
+            edges: Any = node()
+            for i, (edge, _) in zip(places, edges.next_functions, strict=True):
+                found[i] = edge is not None and is_executed(edge)
+        return found
+
+
+class _Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gates: _Gates, places: Sequence[int], run: Callable[[Any], Sequence[Any]] | None, *_: Tensor):  # type: ignore[no-untyped-def]
+        ctx.gates, ctx.places = gates, places
+        ctx.set_materialize_grads(False)
+        gates.all.append((weakref.ref(ctx), places))
+        if run is None:
+            return torch.zeros(())
+        gates.main = weakref.ref(ctx)
+        outs = run(ctx)
+        ctx.mark_non_differentiable(*[v for v in outs if isinstance(v, Tensor)])
+        return (torch.zeros(()), *outs)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> tuple[Any, ...]:
+        return None, None, None, *ctx.gates.taken(ctx.places)
+
+
+class _Outs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gates: _Gates, places: Sequence[int], outs: Sequence[Tensor], *tokens: Tensor) -> Any:
+        ctx.gates, ctx.places, ctx.n = gates, places, len(tokens)
+        ctx.set_materialize_grads(False)
+        return tuple(v.detach() for v in outs)
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Any, ...]:
+        ctx.gates.arrive(ctx.places, incoming)
+        return tuple([None] * (3 + ctx.n))
+
+
+def applied(
+    run: Callable[[Any], Sequence[Any]],
+    gradients: Gradients,
+    inputs: Sequence[Any],
+    reached: Mapping[int, frozenset[int]],
+    active: Sequence[int],
+    n_outs: int,
+) -> tuple[Any, ...]:
+    """The outputs of a call. ``run`` computes them, and saves what backward needs on the node that it is given;
+    ``reached``: the inputs that some outputs do not lead to, by those that do; ``active``: the outputs that may have a
+    gradient."""
+    gates, everywhere = _Gates(gradients, len(inputs), n_outs), frozenset(active)
+    behind: dict[frozenset[int], list[int]] = {}
+    for i, value in enumerate(inputs):
+        if isinstance(value, Tensor) and value.requires_grad:
+            behind.setdefault(reached.get(i, everywhere), []).append(i)
+    *others, (last, places) = sorted(behind.items(), key=lambda pair: len(pair[0]))
+    tokens = {outs: _Gate.apply(gates, own, None, *(inputs[i] for i in own)) for outs, own in others}  # type: ignore[no-untyped-call]
+    tokens[last], *found = _Gate.apply(gates, places, run, *(inputs[i] for i in places))  # type: ignore[no-untyped-call]
+    alike: dict[frozenset[frozenset[int]], list[int]] = {}
+    for i in active:
+        alike.setdefault(frozenset(outs for outs in tokens if i in outs), []).append(i)
+    for leads, own in alike.items():
+        made = _Outs.apply(gates, own, [found[i] for i in own], *(tokens[outs] for outs in tokens if outs in leads))  # type: ignore[no-untyped-call]
+        for i, value in zip(own, made, strict=True):
+            found[i] = value
+    return tuple(found)
