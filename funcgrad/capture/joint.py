@@ -173,7 +173,12 @@ def _with_backward(trace: Trace, inner: Inner, ins: Sequence[Any], ran: Ran) -> 
     targets = [(slot, x) for slot, x in leaves if x.requires_grad]
     trace.rereads = {storage_id(value): (slot, value) for slot, value in memory}  # type: ignore[misc]
     ends = [(slot, v.grad_fn) for slot, v in active]  # asked now: once backward has written, autograd may forbid to ask
-    trace.passages = trace.writes.passages = Passages.of(ends, targets, trace.result)  # type: ignore[arg-type]
+    graph = trace.graph
+
+    def node_of(tensor: Tensor) -> fx.Node | None:
+        return trace.result(tensor) if trace.graph is graph else None  # type: ignore[no-any-return]
+
+    trace.passages = trace.writes.passages = Passages.of(ends, targets, node_of)
     with trace.backward_pass():
         seeds = [trace.mark_start_of_backward(trace.cotangent(slot, v)) for slot, v in active]  # type: ignore[arg-type]
         trace.passages.begin([trace.result(t) for seed in seeds for t in inner_tensors(seed)])

@@ -22,9 +22,10 @@ Mark = tuple[Tensor, fx.Node, fx.Node, Passage]
 
 @define(eq=False)
 class Passages:
-    """The nodes of a backward pass, each with what is known of it. ``node_of``: what computes a tensor."""
+    """The nodes of a backward pass, each with what is known of it. ``node_of``: what computes a tensor; None while a
+    graph inside is recorded, of which nothing is marked."""
 
-    _node_of: Callable[[Tensor], fx.Node]
+    _node_of: Callable[[Tensor], fx.Node | None]
     _found: dict[Any, Passage]
     together: dict[Slot, frozenset[Slot]]
     """For each output those from which a backward pass runs some of the same nodes; nothing where all do."""
@@ -42,7 +43,9 @@ class Passages:
 
     @staticmethod
     def of(
-        ends: Sequence[tuple[Slot, Any]], targets: Sequence[tuple[Slot, Tensor]], node_of: Callable[[Tensor], fx.Node]
+        ends: Sequence[tuple[Slot, Any]],
+        targets: Sequence[tuple[Slot, Tensor]],
+        node_of: Callable[[Tensor], fx.Node | None],
     ) -> Passages:
         """Of the pass from the nodes that computed outputs to what computed inputs."""
         outs = ends_above([end for _, end in ends])
@@ -93,10 +96,12 @@ class Passages:
         return found
 
     def _as_gradient(self, value: Tensor | None) -> Tensor | None:
-        if not isinstance(value, FunctionalTensor) or self._is_incoming(self._node_of(value)):
+        node = self._node_of(value) if isinstance(value, FunctionalTensor) else None
+        if value is None or node is None or self._is_incoming(node):
             return value
         own = value.clone()
-        self._node_of(own).meta["is_gradient"] = True
+        if (node := self._node_of(own)) is not None:
+            node.meta["is_gradient"] = True
         return own
 
     def _is_incoming(self, node: fx.Node) -> bool:
@@ -126,14 +131,17 @@ class Passages:
         """The node that runs is about to write to tensors."""
         self.end_writes()
         passage = self.now
-        for tensor in tensors if passage is not None else ():
+        for tensor in tensors:
             before = self._node_of(tensor)
-            self._marks.append((tensor, before, next(reversed(before.graph.nodes)), passage))  # type: ignore[arg-type]
+            if passage is not None and before is not None:
+                self._marks.append((tensor, before, next(reversed(before.graph.nodes)), passage))
 
     def end_writes(self) -> None:
         """Mark what is written by now."""
         marks, self._marks = self._marks, []
         for tensor, before, last, passage in marks:
             after = self._node_of(tensor)
-            if after > last:
+            if after is None:
+                self._marks.append((tensor, before, last, passage))
+            elif after > last:
                 after.meta["write"] = Write(before.name, passage)

@@ -16,6 +16,7 @@ import torch
 from attrs import define, field
 from torch import Tensor
 
+from ..errors import GraphError
 from ..torch_private.autograd import is_executed, running_pass
 
 Gradients = Callable[[Any, Sequence[Tensor | None], Callable[[], Sequence[bool]]], Sequence[Any]]
@@ -30,6 +31,8 @@ class _Gates:
     gradients: Gradients
     n_inputs: int
     n_outs: int
+    device: torch.device
+    """In whose queue the engine puts gates: that of all that is computed of the outputs."""
     main: weakref.ref[Any] | None = None
     all: list[tuple[weakref.ref[Any], Sequence[int]]] = field(factory=list)
     number: int = -1
@@ -38,6 +41,11 @@ class _Gates:
     found: dict[int, Any] | None = None
 
     def arrive(self, places: Sequence[int], incoming: Sequence[Tensor | None]) -> None:
+        if self.found is not None and self.number == running_pass() >= 0:
+            raise GraphError(
+                "a gradient comes in for a result of a compiled function after those of its inputs were computed",
+                fix="call it, and compute of its results, in one thread and on one device",
+            )
         if self.found is not None or self.number != running_pass():
             self.number, self.found = running_pass(), None
             self.incoming.clear()
@@ -55,8 +63,8 @@ class _Gates:
         """All, in a pass that was recorded, which is none of the engine's."""
         found = [running_pass() < 0] * self.n_inputs
         for node, places in self.all if running_pass() >= 0 else ():
-            edges: Any = node()
-            for i, (edge, _) in zip(places, edges.next_functions, strict=True):
+            edges = () if (gate := node()) is None else gate.next_functions
+            for i, (edge, _) in zip(places, edges, strict=False):
                 found[i] = edge is not None and is_executed(edge)
         return found
 
@@ -67,12 +75,13 @@ class _Gate(torch.autograd.Function):
         ctx.gates, ctx.places = gates, places
         ctx.set_materialize_grads(False)
         gates.all.append((weakref.ref(ctx), places))
+        token = torch.zeros((), device=gates.device)
         if run is None:
-            return torch.zeros(())
+            return token
         gates.main = weakref.ref(ctx)
         outs = run(ctx)
         ctx.mark_non_differentiable(*[v for v in outs if isinstance(v, Tensor)])
-        return (torch.zeros(()), *outs)
+        return (token, *outs)
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> tuple[Any, ...]:
@@ -81,15 +90,19 @@ class _Gate(torch.autograd.Function):
 
 class _Outs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gates: _Gates, places: Sequence[int], outs: Sequence[Tensor], *tokens: Tensor) -> Any:
-        ctx.gates, ctx.places, ctx.n = gates, places, len(tokens)
+    def forward(
+        ctx: Any, gates: _Gates, places: Sequence[int], outs: Sequence[Tensor], kept: Sequence[Tensor], *tokens: Tensor
+    ) -> Any:
+        """``kept`` holds the node that has what forward saved, where no token does."""
+        ctx.gates, ctx.places, ctx.n, ctx.kept = gates, places, len(tokens), kept
         ctx.set_materialize_grads(False)
         return tuple(v.detach() for v in outs)
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Any, ...]:
         ctx.gates.arrive(ctx.places, incoming)
-        return tuple([None] * (3 + ctx.n))
+        token = None if ctx.gates.device.type == "cpu" else torch.zeros((), device=ctx.gates.device)
+        return None, None, None, None, *[token] * ctx.n
 
 
 def applied(
@@ -103,7 +116,9 @@ def applied(
     """The outputs of a call. ``run`` computes them, and saves what backward needs on the node that it is given;
     ``reached``: the inputs that some outputs do not lead to, by those that do; ``active``: the outputs that may have a
     gradient."""
-    gates, everywhere = _Gates(gradients, len(inputs), n_outs), frozenset(active)
+    devices = [v.device for v in inputs if isinstance(v, Tensor) and v.device.type != "cpu"]
+    gates = _Gates(gradients, len(inputs), n_outs, (*devices, torch.device("cpu"))[0])
+    everywhere = frozenset(active)
     behind: dict[frozenset[int], list[int]] = {}
     for i, value in enumerate(inputs):
         if isinstance(value, Tensor) and value.requires_grad:
@@ -115,7 +130,8 @@ def applied(
     for i in active:
         alike.setdefault(frozenset(outs for outs in tokens if i in outs), []).append(i)
     for leads, own in alike.items():
-        made = _Outs.apply(gates, own, [found[i] for i in own], *(tokens[outs] for outs in tokens if outs in leads))  # type: ignore[no-untyped-call]
+        led = [token for outs, token in tokens.items() if outs in leads]
+        made = _Outs.apply(gates, own, [found[i] for i in own], (tokens[last],), *led)  # type: ignore[no-untyped-call]
         for i, value in zip(own, made, strict=True):
             found[i] = value
     return tuple(found)
