@@ -51,13 +51,16 @@ class _Gates:
             self.incoming.clear()
         self.incoming.update(zip(places, incoming, strict=True))
 
-    def taken(self, places: Sequence[int]) -> list[Any]:
+    def taken(self, gate: Any) -> list[Any]:
+        """Of the gradients, those for what is behind a gate that runs: the main one before others, as it was created
+        last; in a pass that was recorded it is given what was saved."""
         if self.found is None:
             assert self.main is not None
+            main = gate if gate.is_main else self.main()
             incoming = [self.incoming.get(i) for i in range(self.n_outs)]
             self.incoming.clear()
-            self.found = dict(enumerate(self.gradients(self.main(), incoming, self._asked)))
-        return [self.found.pop(i, None) for i in places]
+            self.found = dict(enumerate(self.gradients(main, incoming, self._asked)))
+        return [self.found.pop(i, None) for i in gate.places]
 
     def _asked(self) -> list[bool]:
         """All, in a pass that was recorded, which is none of the engine's."""
@@ -72,7 +75,7 @@ class _Gates:
 class _Gate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gates: _Gates, places: Sequence[int], run: Callable[[Any], Sequence[Any]] | None, *_: Tensor):  # type: ignore[no-untyped-def]
-        ctx.gates, ctx.places = gates, places
+        ctx.gates, ctx.places, ctx.is_main = gates, places, run is not None
         ctx.set_materialize_grads(False)
         gates.all.append((weakref.ref(ctx), places))
         token = torch.zeros((), device=gates.device)
@@ -85,7 +88,7 @@ class _Gate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> tuple[Any, ...]:
-        return None, None, None, *ctx.gates.taken(ctx.places)
+        return None, None, None, *ctx.gates.taken(ctx)
 
 
 class _Outs(torch.autograd.Function):
