@@ -15,7 +15,7 @@ from attrs import evolve, field, frozen
 from .backends.backend import Backend, Runnable
 from .backends.choose import choose_backend
 from .backends.peak import predicted_peak
-from .graphs import Graph, verify
+from .graphs import Graph, has_effect, verify
 from .joint import Joint
 from .memory.schedule import Kernels, Schedule
 from .options import Options
@@ -30,6 +30,7 @@ from .show.parts import Doc
 from .show.shown import Several, Shown
 from .source import Source
 from .stages import Stages
+from .torch_private.fakes import without_modes
 
 _LOWERED = 4
 """Graphs whose kernels are kept while a program is compiled: those whose peaks are compared last are those that run."""
@@ -107,6 +108,16 @@ def partition_joint(joint: Joint, options: Options, stages: Stages, where: str |
 
         split = choose_partition(joint, options.memory_budget, backend.name, backend.fuses, peak_of_split, where)
         return Partitioned(joint, backend, split, graphs_to_run(joint, split, peak_of), kernels_of, schedule_of)
+
+
+def compile_narrowed(graph: Graph, joint: Joint, options: Options) -> Runnable:
+    """Compile what is left of the backward half of a program that is done. What a kernel would ask of sizes that vary
+    could be no guard of that any more: there, ATen's calls run."""
+    if not graph.signature.outs and not any(map(has_effect, graph.fx.nodes)):
+        return lambda _: ()
+    backend = choose_backend(options if joint.sizes is None else evolve(options, backend="aten"), joint.graph)
+    with without_modes():
+        return backend.build(backend.emit(backend.schedule(backend.lower(graph))))
 
 
 def rewritten(joint: Joint, backend: Backend, options: Options) -> Joint:

@@ -282,7 +282,8 @@ class Opaque:
     each call. A program that calls it runs it once for each call in the graph, in the order of the graph, in the pass
     in which it was recorded. One that ``is_pure`` computes its results and does nothing else: it is dropped where
     nobody reads them, and keeps no order. ``traced``: the same as a call of a graph, for values that a trace or a
-    transform knows; ``function`` knows real ones alone.
+    transform knows; ``function`` knows real ones alone. ``takes_none``: a hook, which is given None where there is no
+    gradient, and then gives none.
     """
 
     function: Callable[..., Any]
@@ -291,6 +292,7 @@ class Opaque:
     returns: tuple[Look, ...] = field(default=(), kw_only=True)
     is_pure: bool = field(default=False, kw_only=True)
     traced: Callable[..., tuple[Any, ...]] | None = field(default=None, kw_only=True)
+    takes_none: bool = field(default=False, kw_only=True)
 
     @property
     def __name__(self) -> str:

@@ -1,8 +1,8 @@
 """A Graph is an fx graph of pure ATen calls with a Signature; a Joint is the graph of a forward and its backward.
 
 Both can be printed, run and verified. Everything funcgrad writes on an fx node is read and written here: ``val`` (the
-fake value, torch's own key), ``where`` (the caller's source line) and ``pass`` (recorded in ``"forward"`` or
-``"backward"``); tags live in ``tags.py``.
+fake value, torch's own key), ``where`` (the caller's source line), ``pass`` (recorded in ``"forward"`` or
+``"backward"``), and of a backward pass ``passage``, ``write`` and ``is_gradient``; tags live in ``tags.py``.
 """
 
 from __future__ import annotations
@@ -187,6 +187,42 @@ def tensors_in(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     return [v for v in value if isinstance(v, Tensor)] if isinstance(value, (list, tuple)) else []
+
+
+@frozen(eq=False)
+class Passage:
+    """Of a node of autograd: the outputs from which a backward pass runs it, and the inputs that it leads to."""
+
+    outs: frozenset[Slot]
+    inputs: frozenset[Slot]
+    is_python: bool = False
+    """Whether this is the backward of a custom ``autograd.Function``, without what stands around it: hooks on its
+    results, sums with other gradients."""
+    takes_zeros: bool = False
+    """Whether that is given zeros where no gradient comes in."""
+
+
+def passage_of(node: Node) -> Passage | None:
+    """The node of autograd that made a call, where it is known."""
+    return node.meta.get("passage")
+
+
+@frozen(eq=False)
+class Write:
+    """What a write of a node of autograd replaced (by its name): it stands where that node does not run."""
+
+    before: str
+    passage: Passage
+
+
+def write_of(node: Node) -> Write | None:
+    """Of what a tensor holds after a write in a backward pass: that write."""
+    return node.meta.get("write")
+
+
+def is_constant_gradient(node: Node) -> bool:
+    """Whether a node of autograd gives this as a gradient, which depends on none that comes in."""
+    return bool(node.meta.get("is_gradient"))
 
 
 def device_of(graph: Graph) -> torch.device:

@@ -59,15 +59,6 @@ class Broken:
         return re.sub(r"\b[A-Za-z_]\w*\b", lambda found: self.names.get(found[0], found[0]), self.guard)
 
 
-@frozen
-class Reach:
-    """The inputs that a backward pass from one output comes to, and the outputs from which one runs some of the same:
-    once the graph is freed, nobody may go back from these."""
-
-    inputs: frozenset[Slot]
-    outs: frozenset[Slot]
-
-
 @frozen(eq=False, repr=False)
 class Joint(Shown):
     """One graph that holds a forward pass and the backward pass it causes, or only a forward pass.
@@ -86,10 +77,12 @@ class Joint(Shown):
     """How each value that is a wrapper subclass is made: the graph has its inner tensors."""
     by_value: frozenset[str] = frozenset()
     """The guards among them that fix what is made of a symbol to its value: another value is another program."""
-    runs: Mapping[Slot, frozenset[int]] = {}
-    """Of what has effects in backward (nodes of autograd, by identity), what a backward pass from each output runs."""
-    reaches: Mapping[Slot, Reach] = {}
-    """Where a backward pass from each output comes to; nothing where it comes to the same inputs from all."""
+    together: Mapping[Slot, frozenset[Slot]] = {}
+    """For each output those from which a backward pass has something in common with one from it: once the graph is
+    freed, nobody may go back from these. Nothing where all have."""
+    reached: Mapping[Slot, frozenset[Slot]] = {}
+    """The inputs to which a backward pass comes from some of the outputs and not from others, by those from which it
+    does."""
     outs: tuple[Slot, ...] = ()
     """What it gives as the caller knows it: a wrapper subclass is one slot, and gradients for autograd are none."""
     is_split: bool = False

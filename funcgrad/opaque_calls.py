@@ -21,15 +21,16 @@ from .torch_private.operators import is_operator, is_torchs_own
 def call_opaque(
     graph: fx.Graph, function: Callable[..., Any], args: Sequence[Any], like: Sequence[Tensor], *,
     name: str, writes: Sequence[int] = (), during: str = "forward", where: str | None = None, is_pure: bool = False,
-    traced: Callable[..., tuple[Any, ...]] | None = None,
+    traced: Callable[..., tuple[Any, ...]] | None = None, takes_none: bool = False,
 ) -> list[fx.Node]:  # fmt: skip
     """Record an opaque call at the insertion point of a graph. Returns the nodes of its results, and of what each
     argument it writes to holds afterwards.
 
     ``args``: nodes and numbers. ``like``: a fake tensor for each result. ``during``: the pass it belongs to.
-    ``is_pure``, ``traced``: see ``Opaque``.
+    ``is_pure``, ``traced``, ``takes_none``: see ``Opaque``.
     """
-    made = Opaque(function, name, tuple(writes), returns=tuple(map(look_of, like)), is_pure=is_pure, traced=traced)
+    looks = tuple(map(look_of, like))
+    made = Opaque(function, name, tuple(writes), returns=looks, is_pure=is_pure, traced=traced, takes_none=takes_none)
     values = (*like, *(value_of(args[i]).clone() for i in writes))
     call = graph.create_node("call_function", made, tuple(args), {}, name=name)
     call.meta = {"val": values, "pass": during, "where": where}

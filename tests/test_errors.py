@@ -1139,7 +1139,6 @@ NOT_REFUSED_HERE = {
     "SECOND_DERIVATIVE_ONWARD": "test_onward.py has a table of its own",
     "BACKWARD_INPUTS": "as before",
     "WRITES_OUTSIDE_IN_BACKWARD": "as before",
-    "HOOKS_LEFT_OUT": "test_mutation.py",
     "SYMBOLIC_ZEROS": "test_transforms.py",
     "RETURNS_RETAINED": "test_leaves.py",
     "FILLS_CACHE": "test_state_mended.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 
 import pytest
@@ -171,17 +172,70 @@ def test_one_that_writes_nothing_is_traced():
 
 
 def test_a_result_that_does_not_lead_to_it():
-    def both(x):
-        y = x * x
-        y.register_hook(LOG.append)
-        return y.sum(), x * 2
+    """Of several hooks, those run to which the results lead that are differentiated."""
 
-    first, second = fg.jit(both)(torch.ones(2, requires_grad=True))
-    with pytest.raises(fg.MutationError, match="would not run in this backward pass"):
-        second.sum().backward(retain_graph=True)
-    assert LOG == []
-    (first + second.sum()).backward()
-    assert len(LOG) == 1
+    def several(x):
+        y, z = x * x, x.exp()
+        y.register_hook(lambda g: LOG.append(("y", g.tolist())))
+        z.register_hook(lambda g: LOG.append(("z", g.tolist())))
+        return y.sum(), z.sum(), x * 2
+
+    def passes(f):
+        x = torch.ones(2, requires_grad=True)
+        first, second, third = f(x)
+        found = []
+        for out in (third.sum(), second, first):
+            out.backward(retain_graph=True)
+            found.append((list(LOG), x.grad.tolist()))
+        LOG.clear()
+        return found
+
+    assert passes(fg.jit(several)) == passes(several)
+
+
+@pytest.mark.parametrize("region", [contextlib.nullcontext, fg.compiled_autograd])
+def test_a_gradient_that_is_asked_for_does_not_lead_to_it(region):
+    def both(x, y):
+        a, b = x * x, y * y
+        a.register_hook(lambda g: LOG.append(("a", g.tolist())))
+        b.register_hook(lambda g: LOG.append(("b", g.tolist())))
+        return (a * b).sum()
+
+    def passes(f):
+        x, y = (torch.ones(2, requires_grad=True) for _ in "xy")
+        found, loss = [], f(x, y * 1)
+        with region():
+            torch.autograd.grad(loss, x, retain_graph=True)
+            found.append(list(LOG))
+            loss.backward(inputs=[y], retain_graph=True)
+            found.append(list(LOG))
+            loss.backward()
+        found.append(list(LOG))
+        LOG.clear()
+        return found, x.grad.tolist(), y.grad.tolist()
+
+    assert passes(fg.jit(both)) == passes(both)
+
+
+def test_a_hook_is_given_none_where_another_result_has_a_gradient():
+    """Results of one operation, of which two get no gradient, in the function or outside."""
+
+    def f(x):
+        a, b, c = (x * 2).chunk(3)
+        for part, name in ((a, "a"), (b, "b"), (c, "c")):
+            part.register_hook(lambda g, name=name: LOG.append((name, g if g is None else g.tolist())))
+        return a * 1, b * 1
+
+    def passes(f):
+        x = torch.ones(3, requires_grad=True)
+        outs, found = f(x), []
+        for of in ([0], [1], [0, 1]):
+            sum(outs[i].sum() for i in of).backward(retain_graph=True)
+            found.append((sorted(LOG, key=str), x.grad.tolist()))
+            LOG.clear()
+        return found
+
+    assert passes(fg.jit(f)) == passes(f)
 
 
 def test_a_second_derivative_does_not_run_it_again():

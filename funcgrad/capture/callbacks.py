@@ -62,6 +62,8 @@ class Callback:
     vjp: Rule | None
     jvp: Rule | None
     vmap_method: str | None
+    takes_none: bool = False
+    """Whether it is a hook: see ``Opaque``."""
 
     def on(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The results, and what each tensor holds afterwards that it writes to: the tensors themselves stay as they
@@ -76,8 +78,6 @@ class Callback:
         with without_modes(), trace.fakes:
             like = [torch.empty(look.shape, dtype=look.dtype, device=look.device) for look in self.looks]
             values = [*like, *(fakes[i].clone() for i in self.writes)]
-        if not self.is_pure:
-            trace.writes.ran_in_backward()
         if trace.graph is not None:
             given = [*fakes, *self.numbers, *(n for look in self.looks for n in look.shape)]
             values = trace.opaque(
@@ -88,6 +88,7 @@ class Callback:
                 writes=self.writes,
                 is_pure=self.is_pure,
                 traced=self._on_traced,
+                takes_none=self.takes_none,
             )
         return functional(trace, values)
 
@@ -100,6 +101,8 @@ class Callback:
         """Where its graph is run node by node, on tensors that a trace or a transform may know: the same call once
         more."""
         given, shapes = self._parts(values)
+        if self.takes_none and given[0] is None:
+            return apply(evolve(self, looks=()), ())
         n = len(given) - len(self.numbers)
         looks = tuple(evolve(look, shape=shape) for look, shape in zip(self.looks, shapes, strict=True))
         return apply(evolve(self, looks=looks, numbers=tuple(given[n:])), given[:n])
@@ -273,12 +276,16 @@ class _Apply(torch.autograd.Function):
         return outs or (None,), (0,) * len(outs) or (None,)
 
 
-def hook_called(hook: Callable[[Tensor], Any], where: str | None) -> Callable[[Tensor], Tensor]:
+def hook_called(hook: Callable[[Tensor | None], Any], where: str | None) -> Callable[[Tensor | None], Tensor | None]:
     """A hook of a tensor (``register_hook``) as an opaque call, which returns the gradient that goes on: what the hook
-    returned, or what it left of the gradient it was given."""
+    returned, or what it left of the gradient it was given. Where there is none, it is given None."""
     name = getattr(hook, "__name__", type(hook).__name__)
 
     def run(values: Sequence[Any], shapes: Sizes) -> list[Tensor]:
+        if not values or values[0] is None:
+            if hook(None) is not None:
+                raise RuntimeError("can't replace a None gradient with a non-None value")
+            return []
         own = values[0].clone()  # which the hook may keep
         made = hook(own)
         if made is not None and not isinstance(made, Tensor):
@@ -287,9 +294,13 @@ def hook_called(hook: Callable[[Tensor], Any], where: str | None) -> Callable[[T
             raise RuntimeError(f"hook {name!r} has changed the size or the type of value")
         return [own if made is None else made]
 
-    def called(gradient: Tensor) -> Tensor:
-        look = Look(tuple(gradient.shape), gradient.dtype, gradient.device)
-        call = Callback("hook", f"fg.opaque({name}, like=...)", where, run, (look,), (), (), False, None, None, None)
-        return apply(call, (gradient,))[0]
+    def called(gradient: Tensor | None) -> Tensor | None:
+        given = () if gradient is None else (gradient,)
+        looks = tuple(Look(tuple(g.shape), g.dtype, g.device) for g in given)
+        call = Callback(
+            "hook", f"fg.opaque({name}, like=...)", where, run, looks, (), (), False, None, None, None, True
+        )
+        found = apply(call, given)
+        return found[0] if given else None
 
     return called

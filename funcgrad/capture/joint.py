@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from .. import refusals
-from ..autograd_state import ends_above, has_history, is_dead_end, leaves_below, nodes_from, python_node_below
+from ..autograd_state import has_history, is_dead_end, leaves_below, python_node_below
 from ..graph_primitives import Opaque, on_path
 from ..graphs import (
     Graph,
@@ -27,17 +27,18 @@ from ..graphs import (
     value_of,
     where_of,
 )
-from ..joint import Constant, Joint, Reach, Returned
+from ..joint import Constant, Joint, Returned
 from ..slots import Base, Final, Grad, Out, Signature, Slot
 from ..state.lengths import lengths_in
 from ..state.watch import Watch
-from ..subclasses import parts
+from ..subclasses import inner_tensors, parts
 from ..symbolic.torch_sizes import shape_of, strides_of
 from ..tags import Tag, tag
 from ..torch_private.tensors import storage_id
 from .facts import why_sizes_are_known
 from .inner import Inner, Ran, inputs_of
 from .modes import with_modes
+from .passages import Passages
 from .regions import whole
 from .results import PLAIN
 from .trace import Trace
@@ -112,8 +113,10 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool,
     symbols = trace.symbols
     returned, sizes = Returned(ran.tree, leaves), symbols.of_sizes
     return Joint(
-        graph, returned, guards, names, sizes, trace.wrappings, symbols.by_value, trace.writes.runs,
-        trace.writes.reaches, inner.signature.outs,
+        graph, returned, guards, names, sizes, trace.wrappings, symbols.by_value,
+        {} if trace.passages is None else trace.passages.together,
+        {} if trace.passages is None else trace.passages.reached,
+        inner.signature.outs,
         with_backward,
         symbols.lines, tuple(trace.reads.done),
     )  # fmt: skip
@@ -176,15 +179,22 @@ def _with_backward(trace: Trace, inner: Inner, ins: Sequence[Any], ran: Ran) -> 
     targets = [(slot, x) for slot, x in leaves if x.requires_grad]
     trace.rereads = {storage_id(value): (slot, value) for slot, value in memory}  # type: ignore[misc]
     ends = [(slot, v.grad_fn) for slot, v in active]  # asked now: once backward has written, autograd may forbid to ask
-    trace.writes.reaches = _reached(ends, targets)
+    graph = trace.graph
+
+    def node_of(tensor: Tensor) -> fx.Node | None:
+        return trace.result(tensor) if trace.graph is graph else None  # type: ignore[no-any-return]
+
+    trace.passages = trace.writes.passages = Passages.of(ends, targets, node_of)
     with trace.backward_pass():
         seeds = [trace.mark_start_of_backward(trace.cotangent(slot, v)) for slot, v in active]  # type: ignore[arg-type]
+        trace.passages.begin([trace.result(t) for seed in seeds for t in inner_tensors(seed)])
         try:
             found = gradients([v for _, v in active], [x for _, x in targets], seeds)
         except RuntimeError as error:
             raise BackwardError from error
         for (slot, _), gradient in zip(targets, found, strict=True):
             outs |= {} if gradient is None else trace.results(Grad(slot), gradient)  # type: ignore[arg-type]
+        trace.passages.end_writes()
         late = trace.late_nodes()
         made = [
             (slot, value) for slot, value in ran.outs if isinstance(slot, (Out, Base)) and isinstance(value, Tensor)
@@ -193,29 +203,7 @@ def _with_backward(trace: Trace, inner: Inner, ins: Sequence[Any], ran: Ran) -> 
             now = {own: trace.result(inner) for own, inner in parts(slot, value)}
             if any(node is not late.get(own, before.get(own, outs.get(own))) for own, node in now.items()):
                 outs |= trace.results(Final(slot, "backward"), value)
-        if trace.writes.nodes:
-            writing = {id(node) for node in trace.writes.nodes}
-            trace.writes.runs = {slot: frozenset(map(id, nodes_from([end]))) & writing for slot, end in ends}
     return outs
-
-
-def _reached(ends: Sequence[tuple[Slot, Any]], targets: Sequence[tuple[Slot, Tensor]]) -> dict[Slot, Reach]:
-    """Where a backward pass from each output comes to; nothing where it is all the same."""
-    if len(ends) < 2:
-        return {}
-    above = ends_above([end for _, end in ends])
-    at = {id(node.variable if hasattr(node, "variable") else node): mask for node, mask in above.items()}
-    led_to = {slot: at.get(id(x.grad_fn if has_history(x) else x), 0) for slot, x in targets}
-    masks = {mask for node, mask in above.items() if not hasattr(node, "variable")}
-    found = {
-        slot: Reach(
-            frozenset(target for target, mask in led_to.items() if mask >> i & 1),
-            frozenset(other for j, (other, _) in enumerate(ends) if any(m >> i & 1 and m >> j & 1 for m in masks)),
-        )
-        for i, (slot, _) in enumerate(ends)
-    }
-    alike = len(set(found.values())) == 1 and len(found[ends[0][0]].outs) == len(ends)
-    return {} if alike else found
 
 
 def gradients(outs: Sequence[Tensor], targets: Sequence[Tensor], seeds: Sequence[Tensor]) -> Sequence[Tensor | None]:

@@ -279,7 +279,7 @@ class Lifter(TorchFunctionMode):
         if not self._trace.writes.custom_functions and self._trace.is_view_here_alone(written):
             renew_history(written)
 
-    def _hook(self, tensor: Tensor, hook: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+    def _hook(self, tensor: Tensor, hook: Callable[[Tensor | None], Any]) -> Callable[[Tensor | None], Any]:
         """What is registered on a tensor in the place of a hook."""
         named = self._trace.lineage.named(tensor)
         if id(named) in self._trace.stand_ins():

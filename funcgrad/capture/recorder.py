@@ -24,6 +24,7 @@ from ..trees import flatten
 from .bodies import Bodies
 from .fake_tensor_cache import Results
 from .floats import NotSymbolicError
+from .passages import Passages
 from .regions import Region, mark
 from .symbols import Symbols
 
@@ -43,6 +44,8 @@ class Recorder:
         self.graph = fx.Graph() if record else None
         self.constants: dict[str, Tensor] = {}
         self.current_pass = "forward"
+        self.passages: Passages | None = None
+        """The nodes of autograd of the backward pass that is recorded, where that is a program's own half."""
         self.placeholder_of: dict[Slot, fx.Node] = {}
         self._nodes: dict[int, fx.Node] = {}
         self._scalars: dict[str, fx.Node] = {}
@@ -105,7 +108,7 @@ class Recorder:
             args, kwargs = self._that_fit((args, kwargs), [*flatten((args, kwargs))[0], *leaves])
         node_args = [self._argument(a, op) for a in args]
         node_kwargs = {k: self._argument(v, op) for k, v in kwargs.items()}
-        meta = {"pass": self.current_pass, "where": self.line()}
+        meta = self.during(self.line())
         name = self.prefix + (op.__name__.split(".")[0].strip("_") or "call")
         node = self.graph.create_node("call_function", op, tuple(node_args), node_kwargs, name=name)
         node.meta = {"val": out, **meta}
@@ -129,13 +132,14 @@ class Recorder:
         assert self.graph is not None
         args = [v if isinstance(v, fx.Node) else self._argument(v, function) for v in values]
         with without_modes():
-            found = call_opaque(
-                self.graph, function, args, like, during=self.current_pass, where=self.line(), **options
-            )
+            found = call_opaque(self.graph, function, args, like, **options)
+        call = found[0].all_input_nodes[0] if found else next(reversed(self.graph.nodes))
+        noted = self.during(self.line())
+        for node in (call, *found):
+            node.meta.update(noted)
         for node in found:
             self._remember(value_of(node), node)
         if self.regions and self.current_pass == "forward":
-            call = found[0].all_input_nodes[0] if found else next(reversed(self.graph.nodes))
             mark(self.regions, call, call.target, values, {}, value_of(call))
         return [value_of(node) for node in found]
 
@@ -285,8 +289,14 @@ class Recorder:
         node_args = tuple(self._argument(a, target) for a in args)
         named = {k: self._argument(v, target) for k, v in kwargs.items()}
         node = self.graph.create_node("call_function", target, node_args, named, name=target.__name__.split(".")[0])
-        node.meta = {"val": value, "pass": self.current_pass, "where": user_line()}
+        node.meta = {"val": value, **self.during(user_line())}
         return node
+
+    def during(self, where: str | None) -> dict[str, Any]:
+        """What is noted of a call that is recorded now."""
+        passage = None if self.passages is None else self.passages.now
+        known = {} if passage is None else {"passage": passage}
+        return {"pass": self.current_pass, "where": where, **known}
 
     def inner_graph(
         self, name: str, fakes: Sequence[Tensor], run: Callable[[], list[Tensor]]

@@ -62,7 +62,7 @@ def unfunctional(trace: Trace, op: Any, args: tuple[Any, ...], kwargs: dict[str,
     if trace.graph is not None:
         values = [trace.node(from_functional(a)) if isinstance(a, Tensor) else a for a in args]
         node = trace.graph.create_node("call_function", op, tuple(values), dict(kwargs), name="check")
-        node.meta = {"val": None, "pass": trace.current_pass, "where": trace.line()}
+        node.meta = {"val": None, **trace.during(trace.line())}
     return None
 
 

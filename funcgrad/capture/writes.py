@@ -12,11 +12,9 @@ from torch import Tensor
 from .. import refusals
 from ..autograd_state import bump_version, family_of, version_of
 from ..graphs import is_expanded, target_text, tensors_in
-from ..joint import Reach
 from ..slots import Slot
 from ..state.lines import user_line
 from ..subclasses import inner_tensors
-from ..torch_private.autograd import running_node
 from ..torch_private.fakes import without_modes
 from ..torch_private.functional import FunctionalTensor, from_functional, mutation_count, replace_value, view_kind
 from ..torch_private.modes import without_function_modes
@@ -25,6 +23,7 @@ from ..torch_private.tensors import storage_id
 from .lineage import Lineage
 from .memory import share_elements
 from .outside import rewrite
+from .passages import Passages
 from .scattered import is_not_undone, root_of, write
 from .views import Geometry, is_dense
 
@@ -40,12 +39,8 @@ class Writes:
         self.after_forward: list[Callable[[], None]] = []
         self._lineage = lineage
         self.custom_functions = 0
-        self.nodes: list[object] = []
-        """The nodes of autograd that wrote, or called what is opaque, in backward passes."""
-        self.runs: dict[Slot, frozenset[int]] = {}
-        """Which of them a backward pass from each output runs."""
-        self.reaches: dict[Slot, Reach] = {}
-        """Where it comes to, if outputs differ in that."""
+        self.passages: Passages | None = None
+        """The nodes of autograd of the program's own backward pass."""
         self._placed: list[tuple[Tensor, Geometry]] = []
         self._linked: list[dict[int, tuple[Tensor, int]]] = []
         self._scattering = False
@@ -96,14 +91,12 @@ class Writes:
     def note(self, op: Any, args: Any, kwargs: Any) -> None:
         """Write down what a call writes to."""
         tracked = torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(args))
-        for tensor in written_by(op, args, kwargs):
+        written = list(written_by(op, args, kwargs))
+        for tensor in written:
             self._lineage.wrote(tensor, tracked)
-        self.ran_in_backward()
-
-    def ran_in_backward(self) -> None:
-        """Write down which node of autograd's runs what has an effect, if a backward pass does."""
-        node = running_node()
-        self.nodes += [] if node is None else [node]
+        if self.passages is not None:
+            own = [t for t in written if isinstance(t, FunctionalTensor)]
+            self.passages.begin_write([*own, *(root_of(self._lineage, t) for t in own)])
 
     def _rewritten(self, op: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
         target = next(written_by(op, args, kwargs), None) if writes_inputs(op) and view_kind(op) is None else None

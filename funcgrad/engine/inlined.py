@@ -44,8 +44,8 @@ def function_of(given: Sequence[bool], context: Any, refs: Callable[[Any], Any])
     program = differentiable_of(context)
     if program is None:
         return Function(given), None
-    if isinstance(program.inlined, str):
-        return Function(given), f"{program.name}, which {program.inlined}"
+    if program.why_apart is not None:
+        return Function(given), f"{program.name}, which {program.why_apart}"
     return Region(given, refs(context._get_compiled_autograd_symints())), None
 
 
@@ -78,16 +78,16 @@ class _Prologue:
 
 @frozen(eq=False)
 class _Epilogue:
-    """Where it ends. ``n``: how many tensors it writes to; of these, the last are given, followed by what they will
-    hold."""
+    """Where it ends. ``written``: which of the tensors it writes to, of those that the program may; of these, the
+    last, ``n_outs`` outputs, are given, followed by what is written."""
 
     at: int
-    n: int
+    n_outs: int
+    written: tuple[int, ...]
 
     def __call__(self, hooks: Sequence[Any], *values: Tensor) -> None:
-        context = hooks[self.at]
-        n_outs = self.n - len(context.written)
-        write_back((*context.written, *values[:n_outs]), values[n_outs : n_outs + self.n])
+        targets = (*hooks[self.at].written, *values[: self.n_outs])
+        write_back([targets[i] for i in self.written], values[self.n_outs : self.n_outs + len(self.written)])
 
 
 def _part(value: Any, path: Sequence[str]) -> Any:
@@ -97,13 +97,19 @@ def _part(value: Any, path: Sequence[str]) -> Any:
 
 class Copy:
     """The backward half of one region, about to be copied into a trace. ``context``: its node of autograd in this
-    run, the ``at``-th of its hooks. ``prefix``: what names of nodes begin with. ``beside``: its ``sizes_beside``."""
+    run, the ``at``-th of its hooks. ``prefix``: what names of nodes begin with. ``beside``: its ``sizes_beside``;
+    ``cotangents``: the gradients that come in; ``asked``: of which inputs gradients are asked for."""
 
-    def __init__(self, trace: Trace, hooks: fx.Node, at: int, context: Any, prefix: str, beside: Sequence[Any]) -> None:
+    def __init__(
+        self, trace: Trace, hooks: fx.Node, at: int, context: Any, prefix: str, beside: Sequence[Any],
+        cotangents: Sequence[Tensor | None], asked: Sequence[bool],
+    ) -> None:  # fmt: skip
         self._trace, self._hooks, self._at, self._prefix = trace, hooks, at, prefix
-        self._context = context
+        self._cotangents = cotangents
         self._program: Differentiable = context.program
-        self._graph: Graph = self._program.inlined  # type: ignore[assignment]
+        here = [cotangents[i] is not None for i in self._program.at.differentiable]
+        self._half = self._program.half(here, asked if self._program.has_effects else None)
+        self._graph: Graph = self._half.graph
         self._symbols: dict[str, Any] = {}
         self._values: dict[fx.Node, Any] = {}
         self._parts: dict[Slot, list[tuple[tuple[str, ...], fx.Node]]] = {}
@@ -111,11 +117,8 @@ class Copy:
         for slot, node in zip(self._graph.signature.ins, self._graph.placeholders, strict=True):
             self._parts.setdefault(outer_slot(slot), []).append((inner_path(slot), node))
         self._late: list[Slot] = [slot for slot in self._parts if isinstance(slot, Late)]
-        made: list[Slot] = (
-            [slot for slot in self._parts if isinstance(slot, Cotangent)] if self._program.makes_zeros else []
-        )
         sizes = iter(beside)
-        for slot, shape in zip((*self._late, *made), (*(t.shape for t in context.late), *context.shapes), strict=True):
+        for slot, shape in zip(self._late, (t.shape for t in context.late), strict=True):
             (path, node), *_ = self._parts[slot]
             for old, new in zip(shape if path else value_of(node).shape, sizes, strict=False):
                 self._name(old, new)
@@ -124,25 +127,22 @@ class Copy:
     def has_effects(self) -> bool:
         """Whether it runs Python that may look around."""
         opaque = any(isinstance(n.target, Opaque) and not n.target.is_pure for n in self._graph.fx.nodes)
-        return opaque or self._program.has_prologue or bool(self._program.written)
+        return opaque or self._program.has_prologue or bool(self._half.written)
 
     def __call__(
-        self, kept: Sequence[Any], cotangents: Sequence[Tensor | None], functional: Callable[[Tensor], Tensor],
-        readers: Callable[[], Sequence[fx.Node]],
-    ) -> dict[int, Tensor | None]:  # fmt: skip
+        self, kept: Sequence[Any], functional: Callable[[Tensor], Tensor], readers: Callable[[], Sequence[fx.Node]]
+    ) -> dict[int, Tensor | None]:
         """Copy it. ``kept``: what was saved; ``readers``: what is computed before anything is written. Returns
         gradients by input."""
         program, trace = self._program, self._trace
-        incoming = [cotangents[i] for i in program.at.differentiable]
-        here = [t is not None for t in incoming]
         n_kept = len(kept) - len(program.at.writes_outs)
-        writes = bool(program.runs) and program.has_effects_now(here) and bool(program.written)
         given = [slot for slot in self._parts if slot not in self._late]
         for slot, value in zip(given, kept[:n_kept], strict=False):
             self._take(slot, value)
-        for slot, layout, value in zip(given[n_kept:], program.cotangents.values(), incoming, strict=True):
-            shape = value_of(self._parts[slot][0][1]).shape
-            self._take(slot, layout.zeros([self._size(n) for n in shape]) if value is None else layout(value))
+        for (slot, layout), i in zip(program.cotangents.items(), program.at.differentiable, strict=True):
+            value = self._cotangents[i]
+            if value is not None:
+                self._take(Cotangent(slot), layout(value))
         if program.has_prologue:
             late = [(i, path, node) for i, slot in enumerate(self._late) for path, node in self._parts[slot]]
             with without_modes(), trace.fakes:
@@ -152,13 +152,13 @@ class Copy:
             for (_, _, node), fake in zip(late, found, strict=True):
                 self._enter(node, fake)
         outs = self._copied(functional)
-        if writes:
-            new = [self._own(outs[i]) for i in program.at.written]
+        if self._half.written:
+            new = [self._own(v) for v in outs[len(self._half.gradients) :]]
             old = [self._own(v) for v in kept[n_kept:]]
             args = (self._hooks, *old, *new, *readers())
-            trace.opaque(_Epilogue(self._at, len(new)), args, (), name=f"{self._prefix}epilogue")
-        places = program.at.gradients
-        return dict(zip(places, program.gradients_now(self._context, here, places, outs), strict=False))
+            epilogue = _Epilogue(self._at, len(old), program.writes_of(self._half))
+            trace.opaque(epilogue, args, (), name=f"{self._prefix}epilogue")
+        return dict(zip(self._half.gradients, outs, strict=False))
 
     def _own(self, value: Any) -> Any:
         """A tensor of the trace as its graph knows it."""
@@ -230,6 +230,7 @@ class Copy:
                 "writes": target.writes,
                 "is_pure": target.is_pure,
                 "traced": target.traced,
+                "takes_none": target.takes_none,
             }
             return trace.opaque(target.function, args, like, **more)
         if not isinstance(value, (Tensor, list, tuple)):  # a check

@@ -25,6 +25,7 @@ from ..capture.trace import Trace
 from ..graph_primitives import Opaque
 from ..graphs import Graph, nbytes, storages, value_of, verify
 from ..joint import Joint
+from ..runtime.execute import is_heard
 from ..slots import Arg, Out, Signature, Slot
 from ..subclasses import Wrapping, inner_tensors, parts
 from ..torch_private.fakes import without_modes
@@ -389,15 +390,20 @@ class _Lowering:
         self._used[number] += 1
         scalars = self._scalars[s.number]
         beside = mapped(region.sizes[sum(type(v) is int for v in context.scalars) :], self._read)
-        copy = Copy(self._trace, self._hooks, at.at, context, prefix, beside)
+        incoming, asked = mapped(cotangents, self._read), region.asked[2:]
+        copy = Copy(self._trace, self._hooks, at.at, context, prefix, beside, incoming, asked)
         if copy.has_effects:
             self._settle()
             self._has_run_python = True
         kept = [self._read(ref) if scalar is None else scalar for ref, scalar in zip(saved, scalars, strict=True)]
         memory = [storage_id(t) for t in written_by(context, saved, self._run.read)]
-        gradients = copy(kept, mapped(cotangents, self._read), self._functional, lambda: self._readers(memory))
+        found = copy(kept, self._functional, lambda: self._readers(memory))
         # the first inputs of the autograd Function are no tensors
-        results = [gradients.get(i - 2) for i in range(len(s.likes))]
+        results = [found.get(i - 2) for i in range(len(s.likes))]
+        for i in context.program.backward.gradients:
+            like = s.likes[2 + i]
+            if results[2 + i] is None and isinstance(like, Declared) and is_heard(context.given[i]()):
+                results[2 + i] = torch.zeros(mapped(like.shape, self._read), dtype=like.dtype, device=like.device)
         return validated(s.name, results, *mapped(validation, self._read)) if validation is not None else results
 
     def _like(self, s: Statement, i: int) -> Tensor | None:

@@ -28,7 +28,7 @@ def names_of_callers(statements: Sequence[Statement], run: Run) -> dict[int, str
 def _name(function: Any) -> str:
     program = getattr(function, "program", None)
     if isinstance(program, Differentiable):
-        where = program.inlined if isinstance(program.inlined, str) else f"is part of the graph, as aot{program.number}"
+        where = program.why_apart or f"is part of the graph, as aot{program.number}"
         return f"the backward half of {program.name}, which {where}"
     function = getattr(function, "_forward_cls", function)  # the context of an autograd.Function
     function = getattr(function, "backward", function) if isinstance(function, type) else function

@@ -38,7 +38,7 @@ from .statements import (
     unpack,
     zeros,
 )
-from .tokens import Ref, Tokens
+from .tokens import Ref, Tokens, refs_in
 
 
 class _Zeros(TorchDispatchMode):
@@ -213,6 +213,10 @@ class Recorder:
     def end_capture(self, outputs: Any) -> tuple[Callable[..., Any], Any]:
         self.outputs = tuple(None if v is None else self._tokens.refs(v) for v in outputs)
         self.seconds += time.perf_counter()
+        read = set(refs_in([*(s.args for s in self.statements), list(self.outputs)]))
+        for s in self.statements:
+            if isinstance(s.run, Function):
+                s.run.asked = tuple(r in read for r in s.results)
         return self._done(self)
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from attrs import frozen
 from torch import Tensor
 
 from ..runtime.execute import require_versions
+from ..torch_private.autograd import materializes
 from ..torch_private.engine import call_cpp_pre_hook, engine_operators, zeros_for
 from .tokens import Ref
 
@@ -264,10 +265,11 @@ Versions = Sequence[int | None]
 
 
 class Function:
-    """The backward of an ``autograd.Function``. ``given``: which of its inputs want a gradient."""
+    """The backward of an ``autograd.Function``. ``given``: which of its inputs want a gradient; ``asked``: of which
+    the pass asks for it, which is known when it has been recorded."""
 
     def __init__(self, given: Sequence[bool]) -> None:
-        self.given = tuple(given)
+        self.given = self.asked = tuple(given)
 
     def __call__(
         self, validation: Any, context: Any, saved: Sequence[Any], *grads: Any, then: Versions = ()
@@ -276,11 +278,11 @@ class Function:
         ``then``: the versions of what was saved when the pass began, where Python has run since."""
         cls = context._forward_cls
         name = f"{type(context).__name__}"
-        if any(g is None for g in grads) and _materializes(cls):
+        if any(g is None for g in grads) and materializes(cls):
             grads = tuple(zeros_for(context, i) if g is None else g for i, g in enumerate(grads))
         # torch's own compiled functions, from 2.13 on: gradients in a list, emptied
         boxed = getattr(cls, "boxed_grads_call", False)
-        found = _backward_of(cls)(_Context(context, saved, then), *([list(grads)] if boxed else grads))
+        found = _backward_of(cls)(_Context(context, saved, then, self.asked), *([list(grads)] if boxed else grads))
         found = tuple(found) if isinstance(found, (tuple, list)) else (found,)
         n = len(self.given)
         if len(found) > n and all(v is None for v in found[n:]):
@@ -315,16 +317,6 @@ def validated(name: str, results: Sequence[Any], places: Sequence[int | None], a
     return found
 
 
-def _materializes(cls: Any) -> bool:
-    """Whether an ``autograd.Function`` is given zeros for a gradient that is undefined. It may be told so in its
-    forward, and PyTorch does not say what it was told: one that mentions it takes what comes."""
-    made = (getattr(f, "__code__", None) for f in (cls.forward, cls.setup_context))
-    return not any(
-        code is not None and not {"set_materialize_grads", "materialize_grads"}.isdisjoint(code.co_names)
-        for code in made
-    )
-
-
 def _backward_of(cls: Any) -> Callable[..., Any]:
     backward, vjp = cls.backward, cls.vjp
     if backward is not torch.autograd.Function.backward and vjp is not torch.autograd.Function.vjp:
@@ -340,8 +332,8 @@ class _Context:
     """The context of an ``autograd.Function`` in its backward: what was saved is what the engine has unpacked by
     then."""
 
-    def __init__(self, context: Any, saved: Sequence[Any], then: Versions) -> None:
-        self.__dict__.update(_context=context, _saved=tuple(saved), _then=then)
+    def __init__(self, context: Any, saved: Sequence[Any], then: Versions, asked: Sequence[bool]) -> None:
+        self.__dict__.update(_context=context, _saved=tuple(saved), _then=then, asked=asked)
 
     @property
     def saved_tensors(self) -> tuple[Any, ...]:

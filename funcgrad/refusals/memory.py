@@ -348,12 +348,6 @@ SHARED_BY_SAMPLES = Refusal(
     "the function writes to a tensor that all samples of a vmap share, and each sample would write other values",
     "pass the tensor as an argument with a batch dimension, or return what is to be written",
 )
-HOOKS_LEFT_OUT = Refusal(
-    MutationError,
-    "several hooks or custom autograd.Functions of a compiled function write in backward, and some of them would "
-    "not run in this backward pass: the results that they made have no gradient here",
-    "call backward from all results at once, or compile the parts as functions of their own",
-)
 STORES_OBJECT = Refusal(
     MutationError,
     "the function stores {0} in {1}",

@@ -69,13 +69,6 @@ class CotangentLayout:
         ]
         return laid_out[0] if self.wrapping is None else self.wrapping.build(iter(laid_out))
 
-    def zeros(self, shape: Sequence[int]) -> Tensor:
-        """The incoming gradient of an output of this shape nothing depends on."""
-        if self.wrapping is None:
-            own = self.inner[0]
-            return torch.empty_strided(shape, own.strides_for(shape), dtype=own.dtype, device=own.device).zero_()
-        return self.wrapping.build(outline.empty().zero_() for outline in self.inner)
-
 
 def _with_strides(cotangent: Tensor, strides: tuple[int, ...]) -> Tensor:
     """The incoming gradient in the layout backward was compiled for.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -25,15 +26,15 @@ from ..capture.autocast import autocast_as
 from ..capture.views import Step, take
 from ..generators import Drawn, OwnDraws, mark_of, own_draws, state_of
 from ..graphs import Graph
-from ..joint import Reach
-from ..slots import Final, Grad, Late, Slot
+from ..slots import Final, Late, Slot
 from ..subclasses import Wrapping, inner_tensors, overwrite
-from ..torch_private.autograd import any_autocast, below_autograd, graph_is_kept, versions_kept
+from ..torch_private.autograd import any_autocast, below_autograd, graph_is_kept, is_executed, versions_kept
 from ..torch_private.levels import is_mapped
 from ..torch_private.tensors import is_wrapper_subclass
 from .cotangents import CotangentLayout, Outline
+from .gates import applied
 
-Pullback = Callable[[Sequence[Any], Sequence[Any], Sequence[Tensor]], Sequence[Tensor | None]]
+Pullback = Callable[[Sequence[Any], Sequence[Any], Sequence[Tensor | None]], Sequence[Tensor | None]]
 """Takes the inputs as forward was given them (None for one that is gone), their values then, and the incoming
 gradients."""
 
@@ -47,25 +48,26 @@ class Differentiable:
 
     ``forward`` takes ``ins`` and returns ``outs``, then saved values. ``backward`` takes, in a list that it empties,
     what ``backward_ins`` names: inputs of forward, which are kept as they are, saved values, one incoming gradient per
-    differentiable output (those in ``cotangents``, laid out as these say), and inputs as they are then (``Late``). It
-    returns what ``backward_outs`` names: gradients of inputs, then what it writes to inputs and outputs (``Final``);
-    the nodes of autograd that write, or make ``calls`` of opaque functions, are those that an incoming gradient
-    ``runs``; it ``reaches`` some inputs, and others get none (where there is nothing, all reach the same). ``backward``
-    is None for a program that is itself a gradient (its derivative is compiled when it is first asked for), and where
-    differentiating all outputs failed: then ``refused`` is the error, and what some of them lead to is differentiated
-    when a gradient comes in for these alone.
+    differentiable output (those in ``cotangents``, laid out as these say), and inputs as they are then (``Late``).
+    ``backward`` is None for a program that is itself a gradient (its derivative is compiled when it is first asked
+    for), and where differentiating all outputs failed: then ``refused`` is the error, and what some of them lead to is
+    differentiated when a gradient comes in for these alone.
     """
 
     forward: Runnable
-    backward: Runnable | None
+    backward: Half | None
+    narrowed: Callable[[frozenset[Slot], frozenset[Slot]], Half]
+    """The backward half where no gradient comes in for some outputs, and none is asked for of some inputs."""
     ins: tuple[Slot, ...]
     outs: tuple[Slot, ...]
     backward_ins: tuple[Slot, ...]
-    backward_outs: tuple[Slot, ...]
     cotangents: Mapping[Slot, CotangentLayout]
-    runs: Mapping[Slot, frozenset[int]]
-    calls: bool
-    reaches: Mapping[Slot, Reach]
+    together: Mapping[Slot, frozenset[Slot]]
+    """For each of these outputs those from which a backward pass has something in common; nothing where all have."""
+    reached: Mapping[Slot, frozenset[Slot]]
+    """The inputs to which some of them do not lead, each with those that do."""
+    has_effects: bool
+    """Whether backward writes, or calls what may: then it matters which gradients are asked for."""
     pullback: Pullback
     """Returns a gradient or None for every input that ``requires_grad``. It may read inputs that are ``needed`` alone,
     as forward saw them: of those that are ``copied``, which the call writes to or restrides, a copy is kept."""
@@ -84,15 +86,12 @@ class Differentiable:
     """Inputs whose version counters move."""
     wrappings: Mapping[Slot, Wrapping]
     """How the wrapper subclasses among what is given, and comes out, are made of the tensors that the graphs know."""
-    makes_zeros: bool
-    """Whether an output is a subclass (the zeros autograd makes for one that nothing depends on would be plain), or it
-    matters which outputs got a gradient."""
     refused: Exception | None
     draws: tuple[Drawn, ...]
     """What forward draws random numbers from: a derivative that runs it again must draw the same."""
     name: str
-    inlined: Graph | str
-    """What ``backward`` runs, as a graph that may be copied into another one; or why it may not."""
+    why_apart: str | None
+    """Why the graph of its backward half may not be copied into another one; None where it may."""
     number: int = field(factory=functools.partial(next, itertools.count()), init=False)
     """It tells the program apart from all others."""
     at: _Positions = field(init=False)
@@ -101,11 +100,34 @@ class Differentiable:
     def _positions(self) -> _Positions:
         return _Positions.of(self)
 
+    _halves: dict[tuple[frozenset[Slot], frozenset[Slot]], Half] = field(factory=dict, init=False)
+    _lock: Any = field(factory=threading.Lock, init=False)
+
     @property
     def written(self) -> list[Final]:
         """What backward writes to: inputs, then outputs."""
-        found = [s for s in self.backward_outs if isinstance(s, Final)]
+        found = [] if self.backward is None else self.backward.written
         return [s for s in found if s.of in self.ins] + [s for s in found if s.of in self.outs]
+
+    def half(self, arrived: Sequence[bool], asked: Sequence[bool] | None = None) -> Half:
+        """The backward half for a pass in which these gradients come in, of those that may; ``asked``: of which
+        inputs a gradient is asked for, if that matters."""
+        assert self.backward is not None
+        unasked = frozenset[Slot]()
+        if asked is not None and not all(asked[i] for i in self.backward.gradients):
+            unasked = frozenset(slot for slot, is_asked in zip(self.ins, asked, strict=True) if not is_asked)
+        if all(arrived) and not unasked:
+            return self.backward
+        key = frozenset(s for s, here in zip(self.cotangents, arrived, strict=True) if not here), unasked
+        if key not in self._halves:
+            with self._lock:
+                if key not in self._halves:
+                    self._halves[key] = self.narrowed(*key)
+        return self._halves[key]
+
+    def writes_of(self, half: Half) -> tuple[int, ...]:
+        """Which of what is ``written`` a half writes to."""
+        return tuple(map(self.written.index, half.written))
 
     @property
     def has_prologue(self) -> bool:
@@ -121,38 +143,50 @@ class Differentiable:
         seen = inputs
         if self.at.unused:
             seen = tuple(_ahead(v, ()) if i in self.at.unused else v for i, v in enumerate(inputs))
+        if self.at.reached and (apart := {i: s for i, s in self.at.reached.items() if is_heard(inputs[i])}):
+            return self._gated((first, inputs), seen, apart)
         outs: tuple[Any, ...] = _Apply.apply(self, (first, inputs), *seen)  # type: ignore[no-untyped-call]
         return outs
 
-    def gradients_now(
-        self, ctx: Any, arrived: Sequence[bool], places: Sequence[int], gradients: Sequence[Any]
-    ) -> Sequence[Any]:
-        """The gradients of inputs (at these places), without those of leaves to which no output leads that got one.
+    def _gated(
+        self,
+        given: tuple[Mapping[int, Tensor], Sequence[Any]],
+        seen: Sequence[Any],
+        apart: Mapping[int, frozenset[int]],
+    ) -> tuple[Any, ...]:
+        """A call where Python may hear of the gradients of inputs ``apart``, to which not all outputs lead."""
 
-        The engine goes on to these inputs all the same, where in eager PyTorch it does not: a hook there would be
-        given None. So a leaf that has hooks gets zeros, and so does what was computed outside, which may have some.
-        """
-        if all(arrived) or not self.at.reaches:
-            return gradients
-        reached = frozenset[int]().union(*itertools.compress(self.at.reaches, arrived))
-        return [t if i in reached or _is_heard(ctx.given[i]) else None for i, t in zip(places, gradients, strict=False)]
+        def gradients(ctx: Any, incoming: Sequence[Tensor | None], asked: Callable[[], Sequence[bool]]) -> list[Any]:
+            result = _gradients(ctx, incoming, asked)
+            _add_zeros(ctx, result, [i for i in self.at.reached if i not in apart])
+            return result
 
-    def has_effects_now(self, arrived: Sequence[bool]) -> bool:
-        """Whether backward has effects where some differentiable outputs, and not others, got a gradient: what none
-        of these leads to does not run in eager PyTorch.
-
-        Raises ``MutationError`` where some of what has effects would run, and some not.
-        """
-        every = frozenset[int]().union(*self.runs.values())
-        run = frozenset[int]().union(*(own for own, here in zip(self.runs.values(), arrived, strict=True) if here))
-        if run != every and (run or self.calls):
-            raise refusals.HOOKS_LEFT_OUT(where="the backward pass")
-        return bool(run)
+        return applied(
+            lambda ctx: _ran(ctx, self, given), gradients, seen, apart, self.at.differentiable, len(self.outs)
+        )
 
 
-def _is_heard(given: weakref.ref[Tensor] | None) -> bool:
+@frozen(eq=False)
+class Half:
+    """The backward half of a program, for a pass with some of the incoming gradients.
+
+    ``run`` takes what backward is given, without those that are not there, and returns what ``outs`` names: the
+    gradients of the inputs at these places, then what is written to inputs and outputs (``Final``).
+    """
+
+    run: Runnable
+    outs: tuple[Slot, ...]
+    gradients: tuple[int, ...]
+    graph: Graph
+
+    @property
+    def written(self) -> list[Final]:
+        """What it writes to."""
+        return [slot for slot in self.outs if isinstance(slot, Final)]
+
+
+def is_heard(tensor: Tensor | None) -> bool:
     """Whether Python may hear of the gradient that goes on to an input: not where that is a leaf without hooks."""
-    tensor = given() if given is not None else None
     if tensor is None or not is_leaf(tensor):
         return True
     return bool(tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None))
@@ -175,26 +209,25 @@ class _Positions:
     unnoticed: Mapping[int, tuple[Step, ...]]
     watched_inputs: tuple[tuple[int, int], ...]
     watched_outs: tuple[int, ...]
-    gradients: tuple[int, ...]
-    reaches: tuple[frozenset[int], ...]
     together: tuple[frozenset[int], ...]
     """For each differentiable output those, by number, whose backward passes have something in common with its own."""
+    reached: Mapping[int, frozenset[int]]
+    """The inputs that not all outputs lead to, each with those that do."""
     unused: frozenset[int]
     """The inputs that require grad and get none: a backward pass must not go on to what computed them."""
     writes_inputs: tuple[int, ...]
     writes_outs: tuple[int, ...]
-    written: tuple[int, ...]
 
     @staticmethod
     def of(program: Differentiable) -> _Positions:
         ins, outs = ({slot: i for i, slot in enumerate(slots)} for slots in (program.ins, program.outs))
-        results = {slot: i for i, slot in enumerate(program.backward_outs)}
         active = {slot: i for i, slot in enumerate(program.cotangents)}
 
         def among(places: Mapping[Slot, int], slots: Iterable[Slot]) -> tuple[int, ...]:
             return tuple(places[slot] for slot in slots if slot in places)
 
-        gradients = tuple(ins[s.of] for s in program.backward_outs if isinstance(s, Grad))
+        gradients = () if program.backward is None else program.backward.gradients
+        with_gradient = {slot for slot, i in ins.items() if i in gradients}
         requires_grad = tuple(sorted(among(ins, program.requires_grad)))
         return _Positions(
             n_outs=len(outs),
@@ -210,13 +243,11 @@ class _Positions:
             unnoticed={ins[slot]: steps for slot, steps in program.unnoticed.items()},
             watched_inputs=tuple((ins[slot], moves) for slot, moves in program.watched.items() if slot in ins),
             watched_outs=among(outs, program.watched),
-            gradients=gradients,
+            reached={ins[s]: frozenset(among(outs, of)) for s, of in program.reached.items() if s in with_gradient},
             unused=frozenset(requires_grad) - frozenset(gradients) if gradients else frozenset(),
-            reaches=tuple(frozenset(among(ins, reach.inputs)) for reach in program.reaches.values()),
-            together=tuple(frozenset(among(active, reach.outs)) for reach in program.reaches.values()),
+            together=tuple(frozenset(among(active, others)) for others in program.together.values()),
             writes_inputs=among(ins, (s.of for s in program.written)),
             writes_outs=among(outs, (s.of for s in program.written)),
-            written=among(results, program.written),
         )
 
 
@@ -225,44 +256,10 @@ class _Apply(torch.autograd.Function):
     def forward(
         ctx: Any, program: Differentiable, given: tuple[Mapping[int, Tensor], Sequence[Any]], *_: Any
     ) -> tuple[Any, ...]:
-        at, (first, inputs) = program.at, given
-        ctx.generators = {of: state_of(of) for of in program.draws}
-        # Below autograd nothing is tracked, but grad mode is on as it was in the trace: some kernels ask for it
-        # (oneDNN's RNN).
-        with below_autograd(), torch.enable_grad():
-            values = program.forward(*inputs)
-        ctx.generators_then = {of: mark_of(of) for of in program.draws}
-        for i in at.bumps:
-            bump_version(inputs[i])
-        outs, saved = tuple(values[: at.n_outs]), values[at.n_outs :]
-        # as they lie now: the caller may be about to change how an input looks (t_)
-        kept = (
-            [inputs[i].detach() if i in at.restrided else inputs[i] for i in at.kept]
-            + list(saved)
-            + [outs[i] for i in at.writes_outs]
-        )
-        ctx.program = program
-        ctx.save_for_backward(*[v if isinstance(v, Tensor) else None for v in kept])
-        ctx.scalars = [None if isinstance(v, Tensor) else v for v in kept]
-        ctx.late = [inputs[i].detach() for i in at.late]
-        ctx.written = [inputs[i].detach() for i in at.writes_inputs]
-        ctx.watched = [(inputs[i].detach(), version_of(inputs[i]) + moves) for i, moves in at.watched_inputs]
-        ctx.watched += [(outs[i].detach(), version_of(outs[i])) for i in at.watched_outs]
-        # For a second derivative only. Not among the saved tensors: eager PyTorch lets a bias be updated before
-        # backward. An input whose values no derivative needs may die when the caller lets it go.
-        ctx.inputs = [
-            v if i in at.needed or not isinstance(v, Tensor) else (_Hollow if i in at.subclasses else Outline).of(v)
-            for i, v in ((i, first.get(i, v)) for i, v in enumerate(inputs))
-        ]
-        ctx.given = [weakref.ref(v) if isinstance(v, Tensor) else None for v in inputs]
-        ctx.versions = [version_of(v) if isinstance(v, Tensor) else 0 for v in ctx.inputs]
-        ctx.shapes = [tuple(outs[i].shape) for i in at.differentiable] if program.makes_zeros else []
-        ctx.set_materialize_grads(not program.makes_zeros and program.backward is not None)
+        outs, at = _ran(ctx, program, given), program.at
         ctx.mark_non_differentiable(
             *[v for i, v in enumerate(outs) if i not in at.differentiable and isinstance(v, Tensor)]
         )
-        if at.together:
-            ctx.left, ctx.gone = None, frozenset[int]()
         return outs
 
     @staticmethod
@@ -272,55 +269,118 @@ class _Apply(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Any, ...]:
+        result = _gradients(ctx, incoming, lambda: _asked(ctx))
         program: Differentiable = ctx.program
-        at = program.at
-        cotangents = [incoming[i] for i in at.differentiable]
-        here = [t is not None for t in cotangents]
-        if program.refused is not None and all(here):
-            raise program.refused
-        if program.makes_zeros and program.backward is not None:
-            wanted = zip(program.cotangents.values(), ctx.shapes, cotangents, strict=True)
-            cotangents = [layout.zeros(shape) if t is None else t for layout, shape, t in wanted]
-        # raises, as in eager PyTorch, if a value was changed in place or freed
-        saved = _saved(ctx, here) if at.together else ctx.saved_tensors
-        require_saved_versions(ctx)
-        # kernels take no tensors of a vmap that is around this backward pass (is_grads_batched, torch.func.vmap)
-        if (
-            torch.is_grad_enabled()
-            or program.backward is None
-            or any(t is not None and is_mapped(t) for t in cotangents)
-        ):
-            require_versions(
-                (v, version) for v, version in zip(ctx.inputs, ctx.versions, strict=True) if isinstance(v, Tensor)
-            )
-            places = at.requires_grad
-            values = [v.empty() if isinstance(v, (Outline, _Hollow)) else v for v in ctx.inputs]
-            given = [None if one is None else one() for one in ctx.given]
-            if program.draws:
-                with own_draws(ctx.generators, ctx.generators_then) as own:
-                    gradients = program.pullback(given, values, cotangents)
-                _require_same_draws(own)
-            else:
+        if program.backward is not None and not all(incoming[i] is not None for i in program.at.differentiable):
+            _add_zeros(ctx, result, program.backward.gradients)
+        return (None, None, *result)
+
+
+def _ran(ctx: Any, program: Differentiable, given: tuple[Mapping[int, Tensor], Sequence[Any]]) -> tuple[Any, ...]:
+    """Run forward: its outputs. What backward needs is kept in ``ctx``."""
+    at, (first, inputs) = program.at, given
+    ctx.generators = {of: state_of(of) for of in program.draws}
+    # Below autograd nothing is tracked, but grad mode is on as it was in the trace: some kernels ask for it
+    # (oneDNN's RNN).
+    with below_autograd(), torch.enable_grad():
+        values = program.forward(*inputs)
+    ctx.generators_then = {of: mark_of(of) for of in program.draws}
+    for i in at.bumps:
+        bump_version(inputs[i])
+    outs, saved = tuple(values[: at.n_outs]), values[at.n_outs :]
+    # as they lie now: the caller may be about to change how an input looks (t_)
+    kept = (
+        [inputs[i].detach() if i in at.restrided else inputs[i] for i in at.kept]
+        + list(saved)
+        + [outs[i] for i in at.writes_outs]
+    )
+    ctx.program = program
+    ctx.save_for_backward(*[v if isinstance(v, Tensor) else None for v in kept])
+    ctx.scalars = [None if isinstance(v, Tensor) else v for v in kept]
+    ctx.late = [inputs[i].detach() for i in at.late]
+    ctx.written = [inputs[i].detach() for i in at.writes_inputs]
+    ctx.watched = [(inputs[i].detach(), version_of(inputs[i]) + moves) for i, moves in at.watched_inputs]
+    ctx.watched += [(outs[i].detach(), version_of(outs[i])) for i in at.watched_outs]
+    # For a second derivative only. Not among the saved tensors: eager PyTorch lets a bias be updated before
+    # backward. An input whose values no derivative needs may die when the caller lets it go.
+    ctx.inputs = [
+        v if i in at.needed or not isinstance(v, Tensor) else (_Hollow if i in at.subclasses else Outline).of(v)
+        for i, v in ((i, first.get(i, v)) for i, v in enumerate(inputs))
+    ]
+    ctx.given = [weakref.ref(v) if isinstance(v, Tensor) else None for v in inputs]
+    ctx.versions = [version_of(v) if isinstance(v, Tensor) else 0 for v in ctx.inputs]
+    ctx.set_materialize_grads(False)
+    if at.together:
+        ctx.left, ctx.gone = None, frozenset[int]()
+    return outs
+
+
+def _gradients(ctx: Any, incoming: Sequence[Tensor | None], asked: Callable[[], Sequence[bool]]) -> list[Any]:
+    """The gradients of all inputs. ``ctx``: the node that keeps what backward needs; ``asked`` says of which inputs
+    gradients are asked for."""
+    program: Differentiable = ctx.program
+    at = program.at
+    cotangents = [incoming[i] for i in at.differentiable]
+    here = [t is not None for t in cotangents]
+    result: list[Any] = [None] * len(ctx.inputs)
+    if not any(here):
+        return result
+    if program.refused is not None and all(here):
+        raise program.refused
+    # raises, as in eager PyTorch, if a value was changed in place or freed
+    saved = _saved(ctx, here) if at.together else ctx.saved_tensors
+    require_saved_versions(ctx)
+    # kernels take no tensors of a vmap that is around this backward pass (is_grads_batched, torch.func.vmap)
+    if torch.is_grad_enabled() or program.backward is None or any(t is not None and is_mapped(t) for t in cotangents):
+        require_versions(
+            (v, version) for v, version in zip(ctx.inputs, ctx.versions, strict=True) if isinstance(v, Tensor)
+        )
+        places = at.requires_grad
+        values = [v.empty() if isinstance(v, (Outline, _Hollow)) else v for v in ctx.inputs]
+        given = [None if one is None else one() for one in ctx.given]
+        if program.draws:
+            with own_draws(ctx.generators, ctx.generators_then) as own:
                 gradients = program.pullback(given, values, cotangents)
+            _require_same_draws(own)
         else:
-            laid_out = [layout(t) for layout, t in zip(program.cotangents.values(), cotangents, strict=True)]
-            kept = [t if t is not None else scalar for t, scalar in zip(saved, ctx.scalars, strict=True)]
-            n_kept = len(kept) - len(at.writes_outs)
-            written = (*ctx.written, *kept[n_kept:])
-            values = [*kept[:n_kept], *laid_out, *ctx.late]
-            del saved, kept, cotangents, laid_out, incoming
-            is_run = bool(program.runs) and program.has_effects_now(here)
-            # unless the graph is kept: then the list holds all there is, and backward empties it
-            ctx.maybe_clear_saved_tensors()
-            with autocast_as(()) if any_autocast() else nullcontext():  # its casts are in its graph
-                results = program.backward(values)
-            places, gradients = at.gradients, results[: len(at.gradients)]
-            if is_run:
-                write_back(written, [results[i] for i in at.written])
-        result: list[Any] = [None] * (2 + len(ctx.inputs))
-        for i, gradient in zip(places, program.gradients_now(ctx, here, places, gradients), strict=True):
-            result[2 + i] = gradient
-        return tuple(result)
+            gradients = program.pullback(given, values, cotangents)
+    else:
+        half = program.half(here, asked() if program.has_effects else None)
+        pairs = zip(program.cotangents.values(), cotangents, strict=True)
+        laid_out = [layout(t) for layout, t in pairs if t is not None]
+        kept = [t if t is not None else scalar for t, scalar in zip(saved, ctx.scalars, strict=True)]
+        n_kept = len(kept) - len(at.writes_outs)
+        written = (*ctx.written, *kept[n_kept:])
+        values = [*kept[:n_kept], *laid_out, *ctx.late]
+        del saved, kept, cotangents, laid_out, incoming, pairs
+        # unless the graph is kept: then the list holds all there is, and backward empties it
+        ctx.maybe_clear_saved_tensors()
+        with autocast_as(()) if any_autocast() else nullcontext():  # its casts are in its graph
+            results = half.run(values)
+        places, gradients = half.gradients, results[: len(half.gradients)]
+        if written:
+            write_back([written[i] for i in program.writes_of(half)], results[len(half.gradients) :])
+    for i, gradient in zip(places, gradients, strict=True):
+        result[i] = gradient
+    return result
+
+
+def _add_zeros(ctx: Any, result: list[Any], places: Iterable[int]) -> None:
+    """The engine goes on to inputs that this pass does not reach, where in eager PyTorch it does not: a hook there
+    would be given None. So a leaf that has hooks gets zeros, and so does what was computed outside, which may have
+    some."""
+    for i in places:
+        if result[i] is None and is_heard(ctx.given[i]()):
+            like = ctx.inputs[i]
+            result[i] = torch.zeros_like(like if isinstance(like, Tensor) else like.empty())
+
+
+def _asked(ctx: Any) -> Sequence[bool]:
+    """Of which inputs this pass asks for a gradient: whether the engine goes on to what computed them."""
+    if (known := getattr(ctx, "asked", None)) is not None:  # in a pass that was recorded
+        return known[2:]  # type: ignore[no-any-return]
+    edges = iter(ctx.next_functions)
+    return [given is not None and (node := next(edges)[0]) is not None and is_executed(node) for given in ctx.given]
 
 
 def _saved(ctx: Any, here: Sequence[bool]) -> Sequence[Tensor | None]:
@@ -385,9 +445,8 @@ def differentiable_of(context: Any) -> Differentiable | None:
 
 
 def sizes_beside(context: Any) -> list[int]:
-    """Sizes that a node needs of what is neither given nor saved: of what it reads late, and of its results, where it
-    makes zeros."""
-    return [n for shape in (*(t.shape for t in context.late), *context.shapes) for n in shape]
+    """Sizes that a node needs of what is neither given nor saved: of what it reads late."""
+    return [n for t in context.late for n in t.shape]
 
 
 def require_saved_versions(context: Any) -> None:

@@ -50,6 +50,21 @@ graph_is_kept: Callable[[], bool] = torch._C._autograd._get_current_graph_task_k
 """Whether the backward pass that runs in this thread leaves the graph as it is (``retain_graph``)."""
 
 
+running_pass: Callable[[], int] = torch._C._current_graph_task_id
+"""The number of the backward pass that runs in this thread; -1 where none does."""
+
+
+def is_executed(node: Any) -> bool:
+    """Whether the backward pass that runs goes on to a node: where gradients are asked for of some tensors, it runs
+    what leads to these."""
+    try:
+        return bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError as error:  # the gradient of a leaf is asked for, which is not added up
+        if "A leaf node" not in str(error):
+            raise
+        return True
+
+
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 """Whether autocast is on for any device."""
 
@@ -77,6 +92,16 @@ def custom_function_of(node: Any) -> type | None:
             break
         function = vars(function)["backward"].__closure__[0].cell_contents
     return function
+
+
+def materializes(function: Any) -> bool:
+    """Whether an ``autograd.Function`` is given zeros for a gradient that is undefined. It may be told so in its
+    forward, and PyTorch does not say what it was told: one that mentions it takes what comes."""
+    made = (getattr(f, "__code__", None) for f in (function.forward, function.setup_context))
+    return not any(
+        code is not None and not {"set_materialize_grads", "materialize_grads"}.isdisjoint(code.co_names)
+        for code in made
+    )
 
 
 def running_node_name() -> str | None:

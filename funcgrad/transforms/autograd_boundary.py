@@ -13,9 +13,8 @@ from .. import refusals
 from ..backends.backend import Runnable
 from ..capture.autocast import autocast_as
 from ..capture.inner import Inner
-from ..executable import Executable
+from ..executable import Executable, compile_narrowed
 from ..generators import Drawn
-from ..graph_primitives import Opaque
 from ..graphs import (
     Graph,
     bodies_of,
@@ -33,10 +32,11 @@ from ..joint import Joint
 from ..layers.layer import Layer
 from ..layers.subclass import subclass
 from ..options import Options
+from ..passes.symbolic_zeros import without
 from ..runtime.captured import CapturedCall
 from ..runtime.cotangents import CotangentLayout, Outline
-from ..runtime.execute import Differentiable
-from ..slots import Cotangent, Final, Grad, Late, NewMemory, Saved, Seed, Slot, inner_path, outer_slot
+from ..runtime.execute import Differentiable, Half
+from ..slots import Cotangent, Final, Grad, Late, NewMemory, Saved, Seed, Signature, Slot, inner_path, outer_slot
 from ..state.state import as_it_was
 from ..torch_private.operators import generator_id
 from .definition import Pullback, name_of
@@ -73,7 +73,9 @@ def differentiable(
     changed = restrided.keys() | inner.facts.stores.keys()
     apart = {slot: () for slot in inner.facts.stores if slot in ins and backward and Grad(slot) not in backward.outs}
 
-    def derivative(given: Sequence[Any], values: Sequence[Any], incoming: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    def derivative(
+        given: Sequence[Any], values: Sequence[Any], incoming: Sequence[Tensor | None]
+    ) -> Sequence[Tensor | None]:
         """Runs the function again, so what it closes over must be what it was."""
         differentiated = "the backward pass that is differentiated (create_graph=True)"
         leaf = next((slot for slot in ins if inner.facts.is_leaf(slot)), None)
@@ -89,21 +91,25 @@ def differentiable(
             _require_as_they_were(own)
             return pullback(tuple(values), tuple(incoming))  # type: ignore[no-any-return]
 
+    def narrowed(absent: frozenset[Slot], unasked: frozenset[Slot]) -> Half:
+        graph = without(graphs[1], absent, unasked)
+        layer = subclass(graph.signature, joint.wrappings)
+        signature = graph.signature if layer is None else layer.outer
+        return _half(_in_layer(layer, graph, compile_narrowed(graph, joint, options)), signature, ins, graph)
+
     copied = {slot for slot in needed if Final(slot) in outs or slot in changed}
-    calls = len(graphs) == 2 and any(isinstance(n.target, Opaque) and not n.target.is_pure for n in graphs[1].fx.nodes)
-    effects = calls or (backward is not None and any(isinstance(slot, Final) for slot in backward.outs))
     layouts = dict(zip(active, _cotangents(joint, active), strict=True))
     return Differentiable(
         forward=runnables[0],
-        backward=runnables[1] if backward else None,
+        backward=None if backward is None else _half(runnables[1], backward, ins, graphs[1]),
+        narrowed=narrowed,
         ins=ins,
         outs=outs,
         backward_ins=backward.ins if backward else (),
-        backward_outs=backward.outs if backward else (),
         cotangents=layouts,
-        runs={slot: joint.runs.get(slot, frozenset()) for slot in active} if effects else {},
-        calls=calls,
-        reaches={slot: joint.reaches[slot] for slot in active} if joint.reaches else {},
+        together={slot: joint.together[slot] for slot in active} if joint.together else {},
+        reached=joint.reached,
+        has_effects=len(graphs) == 2 and _has_effects(graphs[1]),
         pullback=derivative,
         requires_grad=[slot for slot in ins if inner.facts.requires_grad(slot)],  # type: ignore[arg-type]
         needed=needed,
@@ -115,12 +121,22 @@ def differentiable(
         watched=_watched(inner, joint, graphs, before) | dict.fromkeys(over_saved, 0),
         bumps=list(dict.fromkeys(map(inner.facts.goes_in_as, before))),
         wrappings=joint.wrappings,
-        makes_zeros=effects or bool(joint.reaches) or any(layout.wrapping is not None for layout in layouts.values()),
         refused=found.refused,
         draws=_draws(graphs[0], inner),
         name=name_of(found.root),
-        inlined=_inlined(found, made, options),
+        why_apart=_why_apart(found, made, options),
     )
+
+
+def _half(run: Runnable, signature: Signature, ins: Sequence[Slot], graph: Graph) -> Half:
+    """A backward half of a function of these inputs."""
+    gradients = tuple(ins.index(slot.of) for slot in signature.outs if isinstance(slot, Grad))
+    return Half(run, signature.outs, gradients, graph)
+
+
+def _has_effects(graph: Graph) -> bool:
+    """Whether a backward half writes, or does what Python may hear of."""
+    return any(isinstance(slot, Final) for slot in graph.signature.outs) or any(map(has_effect, graph.fx.nodes))
 
 
 def _require_as_they_were(own: Sequence[tuple[Any, Any]]) -> None:
@@ -130,8 +146,8 @@ def _require_as_they_were(own: Sequence[tuple[Any, Any]]) -> None:
             raise refusals.REBOUND_BEFORE_BACKWARD(captured.slot, where=str(captured.slot))
 
 
-def _inlined(found: CapturedCall, made: Executable, options: Options) -> Graph | str:
-    """The graph of the backward half, where it may be copied into that of a larger backward pass; or why it may not."""
+def _why_apart(found: CapturedCall, made: Executable, options: Options) -> str | None:
+    """Why the graph of the backward half may not be copied into that of a larger backward pass; None where it may."""
     if options.numerics == "eager":
         return 'is compiled with numerics="eager", which other kernels would not keep'
     if options.memory_budget is not None:
@@ -153,7 +169,7 @@ def _inlined(found: CapturedCall, made: Executable, options: Options) -> Graph |
             return f"reads {slot}, which does not lie densely"
     if made.joint.sizes is not None and any(bodies_of(node) for node in backward.fx.nodes):
         return "has control flow over sizes that vary"
-    return backward
+    return None
 
 
 def _draws(graph: Graph, inner: Inner) -> tuple[Drawn, ...]:

@@ -161,7 +161,17 @@ class Passage:
     """The outputs that depend on them; None: all may."""
 
     def pulled(self, active: tuple[int, ...]) -> Programs:
-        """The vector-Jacobian product, of a cotangent for each of these outputs."""
+        """The vector-Jacobian product, of a cotangent for each of these outputs: of the backward half, where there is
+        one, what does not depend on others alone."""
+        if self.backward is not None:
+            if active == self.active:
+                return self.backward
+            of: Any = self.compiled.definition
+            half: Any = self.backward.definition
+            return self.compiled.derived(
+                ("backward", self.tracked, active),
+                lambda: backward_half(of.of_outputs(active), self.tracked, self.n, half.n_before - self.n),
+            )
         n = self.n if self.places is None else len(self.places)
         key = "pull", self.wrt, active, self.places
         found: Programs = self.compiled.derived(key, lambda: pulled_back(self.of, n, self.wrt, active))
@@ -233,8 +243,6 @@ def _recorded(
     ctx.set_materialize_grads(False)
     active = range(len(outs)) if passage.active is None else passage.active
     ctx.active = [i for i in active if isinstance(v := outs[i], Tensor) and (v.is_floating_point() or v.is_complex())]
-    if passage.backward is not None and len(ctx.active) > 1:  # where there is one, it has a cotangent
-        ctx.like = {i: (outs[i].shape, outs[i].dtype, outs[i].device) for i in ctx.active}
     if len(ctx.active) < len(outs):
         ctx.mark_non_differentiable(*[v for i, v in enumerate(outs) if isinstance(v, Tensor) and i not in ctx.active])
     return outs or (None,)  # autograd knows of no function without a result
@@ -252,12 +260,8 @@ def _gradients(ctx: Any, incoming: Sequence[Any]) -> list[Any]:
         values[i] = scalar
     token = _drawn_at.set(ctx.level)
     try:
-        if passage.backward is not None:
-            pulled = passage.backward
-            values += [unwrap_dead(v) if (v := incoming[i]) is not None else _zeros(*ctx.like[i]) for i in ctx.active]
-        else:
-            pulled = passage.pulled(active)
-            values += [unwrap_dead(incoming[i]) for i in active]
+        pulled = passage.pulled(active)
+        values += [unwrap_dead(incoming[i]) for i in active]
         if passage.backward is not None and not ctx.states:
             gradients = _called(pulled, values)
         else:  # the caller's own Python may run again
@@ -284,10 +288,6 @@ def _called(compiled: Programs, values: Sequence[Any]) -> Any:
         if kind == "grad":
             return pure_call(compiled, values, kind, level)
     return compiled(*map(_in_memory, values))
-
-
-def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def _one_below(compiled: Programs, level: int, own: Sequence[Any]) -> tuple[Any, ...]:

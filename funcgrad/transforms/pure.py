@@ -22,6 +22,7 @@ from ..capture.views import is_dense
 from ..generators import Drawn
 from ..graph_primitives import Opaque
 from ..graphs import Graph, pass_of, where_of
+from ..passes.symbolic_zeros import without
 from ..slots import Cotangent, Out, Saved, Slot
 from ..state.state import as_it_was
 from ..torch_private.levels import batched_at, dual_parts, sharing_dual_level, unbatched_at, vmap_level
@@ -110,6 +111,14 @@ class Pure(_OfValues):
         """The function as the forward pass of reverse mode: rules for that (``custom_vjp``) apply, whatever levels
         below do."""
         return self if self.is_reversed else evolve(self, is_reversed=True)
+
+    def of_outputs(self, active: tuple[int, ...]) -> Pure:
+        """The function where a cotangent comes in for these outputs alone."""
+        if self.halves is None:
+            return evolve(self, active=active)
+        forward, backward = self.halves
+        absent = {self.inner.signature.outs[i] for i in self.active if i not in active}
+        return evolve(self, active=active, halves=(forward, without(backward, absent, ())))
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:

@@ -1,0 +1,147 @@
+"""Which nodes of autograd make the calls of a program's own backward pass: in one from some of the outputs alone, eager
+PyTorch runs some of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from attrs import define, evolve, field
+from torch import Tensor, fx
+
+from ..autograd_state import ends_above, has_history
+from ..graphs import Passage, Write, is_constant_gradient
+from ..slots import Slot
+from ..torch_private.autograd import custom_function_of, materializes, running_node
+from ..torch_private.functional import FunctionalTensor
+
+Mark = tuple[Tensor, fx.Node, fx.Node, Passage]
+"""A tensor that is about to be written to, the node that computes it, the last of the graph, who writes."""
+
+
+@define(eq=False)
+class Passages:
+    """The nodes of a backward pass, each with what is known of it. ``node_of``: what computes a tensor; None while a
+    graph inside is recorded, of which nothing is marked."""
+
+    _node_of: Callable[[Tensor], fx.Node | None]
+    _found: dict[Any, Passage]
+    together: dict[Slot, frozenset[Slot]]
+    """For each output those from which a backward pass runs some of the same nodes; nothing where all do."""
+    reached: dict[Slot, frozenset[Slot]]
+    """The inputs to which some of the outputs do not lead, each with those that do."""
+    _last: Passage | None = None
+    _body: Passage | None = None
+    """That of the custom function whose own backward runs: hooks on its results come before."""
+    _marks: list[Mark] = field(factory=list)
+    _incoming: dict[fx.Node, bool] = field(factory=dict)
+
+    def begin(self, seeds: Sequence[fx.Node]) -> None:
+        """The pass begins with these gradients."""
+        self._incoming = dict.fromkeys(seeds, True)
+
+    @staticmethod
+    def of(
+        ends: Sequence[tuple[Slot, Any]],
+        targets: Sequence[tuple[Slot, Tensor]],
+        node_of: Callable[[Tensor], fx.Node | None],
+    ) -> Passages:
+        """Of the pass from the nodes that computed outputs to what computed inputs."""
+        outs = ends_above([end for _, end in ends])
+        targets_at: dict[int, int] = {}
+        for i, (_, x) in enumerate(targets):
+            key = id(x.grad_fn if has_history(x) else x)
+            targets_at[key] = targets_at.get(key, 0) | 1 << i
+        inputs: dict[Any, int] = {}
+        for node in reversed(outs):
+            own = targets_at.get(id(node.variable if hasattr(node, "variable") else node), 0)
+            inputs[node] = functools.reduce(int.__or__, (inputs[n] for n, _ in node.next_functions if n), own)
+
+        @functools.cache
+        def named(mask: int, of_inputs: bool) -> frozenset[Slot]:
+            return frozenset(slot for i, (slot, _) in enumerate(targets if of_inputs else ends) if mask >> i & 1)
+
+        def passage(node: Any) -> Passage:
+            return Passage(named(outs[node], False), named(inputs[node], True))
+
+        shared = {named(mask, False) for node, mask in outs.items() if not hasattr(node, "variable")}
+        together = {slot: frozenset[Slot]().union(*(own for own in shared if slot in own)) for slot, _ in ends}
+        differ = any(len(own) < len(ends) for own in together.values())
+        led_to = dict.fromkeys((slot for slot, _ in targets), frozenset[Slot]())
+        for node, mask in outs.items():
+            own = targets_at.get(id(node.variable if hasattr(node, "variable") else node), 0)
+            led_to |= dict.fromkeys(named(own, True), named(mask, False))
+        reached = {slot: own for slot, own in led_to.items() if len(own) < len(ends)}
+        found = Passages(node_of, {node: passage(node) for node in outs}, together if differ else {}, reached)
+        if len(ends) > 1:
+            found._hear_of_python()
+        return found
+
+    def _hear_of_python(self) -> None:
+        """When the backward of a custom ``autograd.Function`` runs: what it gives may depend on no gradient that
+        comes in."""
+        for node, passage in self._found.items():
+            if (function := custom_function_of(node)) is not None:
+                body = evolve(passage, is_python=True, takes_zeros=materializes(function))
+                node.register_prehook(functools.partial(self._begins, body))
+                node.register_hook(self._is_done)
+
+    def _begins(self, body: Passage, _: Any) -> None:
+        self._body = body
+
+    def _is_done(self, given: Sequence[Tensor | None], _: Any) -> tuple[Tensor | None, ...]:
+        found = tuple(map(self._as_gradient, given))
+        self._body = None
+        return found
+
+    def _as_gradient(self, value: Tensor | None) -> Tensor | None:
+        node = self._node_of(value) if isinstance(value, FunctionalTensor) else None
+        if value is None or node is None or self._is_incoming(node):
+            return value
+        own = value.clone()
+        if (node := self._node_of(own)) is not None:
+            node.meta["is_gradient"] = True
+        return own
+
+    def _is_incoming(self, node: fx.Node) -> bool:
+        """Whether something is computed of a gradient that comes in."""
+        pending = [node]
+        while pending:
+            last = pending[-1]
+            unknown = [n for n in last.all_input_nodes if n not in self._incoming]
+            if not unknown:
+                self._incoming[last] = is_constant_gradient(last) or any(
+                    self._incoming[n] for n in last.all_input_nodes
+                )
+                pending.pop()
+            pending += unknown
+        return self._incoming[node]
+
+    @property
+    def now(self) -> Passage | None:
+        """That of the node that runs, or in which another pass runs."""
+        node = running_node()
+        if node is None:
+            return None
+        self._last = self._found.get(node, self._last)
+        return self._body or self._last
+
+    def begin_write(self, tensors: Sequence[Tensor]) -> None:
+        """The node that runs is about to write to tensors."""
+        self.end_writes()
+        passage = self.now
+        for tensor in tensors:
+            before = self._node_of(tensor)
+            if passage is not None and before is not None:
+                self._marks.append((tensor, before, next(reversed(before.graph.nodes)), passage))
+
+    def end_writes(self) -> None:
+        """Mark what is written by now."""
+        marks, self._marks = self._marks, []
+        for tensor, before, last, passage in marks:
+            after = self._node_of(tensor)
+            if after is None:
+                self._marks.append((tensor, before, last, passage))
+            elif after > last:
+                after.meta["write"] = Write(before.name, passage)

@@ -1,0 +1,140 @@
+"""A call whose outputs lead to different inputs, as several nodes of autograd: the engine goes on to the inputs that a
+backward pass reaches, and calls no hook of another.
+
+Outputs that lead to the same inputs have one node, which takes their gradients; inputs that the same outputs lead to
+have one, a *gate*. The first gate that runs computes all gradients. By then all incoming ones are there: the engine
+runs what was created last first, and what is computed of outputs was created later.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from attrs import define, field
+from torch import Tensor
+
+from ..errors import GraphError
+from ..torch_private.autograd import is_executed, running_pass
+
+Gradients = Callable[[Any, Sequence[Tensor | None], Callable[[], Sequence[bool]]], Sequence[Any]]
+"""Computes those of all inputs, given the node that keeps what forward saved, the incoming ones of all outputs, and
+what says of which inputs the pass asks for gradients."""
+
+
+@define(eq=False)
+class _Gates:
+    """The nodes of one call."""
+
+    gradients: Gradients
+    n_inputs: int
+    n_outs: int
+    device: torch.device
+    """In whose queue the engine puts gates: that of all that is computed of the outputs."""
+    main: weakref.ref[Any] | None = None
+    all: list[tuple[weakref.ref[Any], Sequence[int]]] = field(factory=list)
+    number: int = -1
+    """Of the backward pass that runs."""
+    incoming: dict[int, Tensor | None] = field(factory=dict)
+    found: dict[int, Any] | None = None
+
+    def arrive(self, places: Sequence[int], incoming: Sequence[Tensor | None]) -> None:
+        if self.found is not None and self.number == running_pass() >= 0:
+            raise GraphError(
+                "a gradient comes in for a result of a compiled function after those of its inputs were computed",
+                fix="call it, and compute of its results, in one thread and on one device",
+            )
+        if self.found is not None or self.number != running_pass():
+            self.number, self.found = running_pass(), None
+            self.incoming.clear()
+        self.incoming.update(zip(places, incoming, strict=True))
+
+    def taken(self, gate: Any) -> list[Any]:
+        """Of the gradients, those for what is behind a gate that runs: the main one before others, as it was created
+        last; in a pass that was recorded it is given what was saved."""
+        if self.found is None:
+            assert self.main is not None
+            main = gate if gate.is_main else self.main()
+            incoming = [self.incoming.get(i) for i in range(self.n_outs)]
+            self.incoming.clear()
+            self.found = dict(enumerate(self.gradients(main, incoming, self._asked)))
+        return [self.found.pop(i, None) for i in gate.places]
+
+    def _asked(self) -> list[bool]:
+        """All, in a pass that was recorded, which is none of the engine's."""
+        found = [running_pass() < 0] * self.n_inputs
+        for node, places in self.all if running_pass() >= 0 else ():
+            edges = () if (gate := node()) is None else gate.next_functions
+            for i, (edge, _) in zip(places, edges, strict=False):
+                found[i] = edge is not None and is_executed(edge)
+        return found
+
+
+class _Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gates: _Gates, places: Sequence[int], run: Callable[[Any], Sequence[Any]] | None, *_: Tensor):  # type: ignore[no-untyped-def]
+        ctx.gates, ctx.places, ctx.is_main = gates, places, run is not None
+        ctx.set_materialize_grads(False)
+        gates.all.append((weakref.ref(ctx), places))
+        token = torch.zeros((), device=gates.device)
+        if run is None:
+            return token
+        gates.main = weakref.ref(ctx)
+        outs = run(ctx)
+        ctx.mark_non_differentiable(*[v for v in outs if isinstance(v, Tensor)])
+        return (token, *outs)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> tuple[Any, ...]:
+        return None, None, None, *ctx.gates.taken(ctx)
+
+
+class _Outs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, gates: _Gates, places: Sequence[int], outs: Sequence[Tensor], kept: Sequence[Tensor], *tokens: Tensor
+    ) -> Any:
+        """``kept`` holds the node that has what forward saved, where no token does."""
+        ctx.gates, ctx.places, ctx.n, ctx.kept = gates, places, len(tokens), kept
+        ctx.set_materialize_grads(False)
+        return tuple(v.detach() for v in outs)
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Any, ...]:
+        ctx.gates.arrive(ctx.places, incoming)
+        token = None if ctx.gates.device.type == "cpu" else torch.zeros((), device=ctx.gates.device)
+        return None, None, None, None, *[token] * ctx.n
+
+
+def applied(
+    run: Callable[[Any], Sequence[Any]],
+    gradients: Gradients,
+    inputs: Sequence[Any],
+    reached: Mapping[int, frozenset[int]],
+    active: Sequence[int],
+    n_outs: int,
+) -> tuple[Any, ...]:
+    """The outputs of a call. ``run`` computes them, and saves what backward needs on the node that it is given;
+    ``reached``: the inputs that some outputs do not lead to, by those that do; ``active``: the outputs that may have a
+    gradient."""
+    devices = [v.device for v in inputs if isinstance(v, Tensor) and v.device.type != "cpu"]
+    gates = _Gates(gradients, len(inputs), n_outs, (*devices, torch.device("cpu"))[0])
+    everywhere = frozenset(active)
+    behind: dict[frozenset[int], list[int]] = {}
+    for i, value in enumerate(inputs):
+        if isinstance(value, Tensor) and value.requires_grad:
+            behind.setdefault(reached.get(i, everywhere), []).append(i)
+    *others, (last, places) = sorted(behind.items(), key=lambda pair: len(pair[0]))
+    tokens = {outs: _Gate.apply(gates, own, None, *(inputs[i] for i in own)) for outs, own in others}  # type: ignore[no-untyped-call]
+    tokens[last], *found = _Gate.apply(gates, places, run, *(inputs[i] for i in places))  # type: ignore[no-untyped-call]
+    alike: dict[frozenset[frozenset[int]], list[int]] = {}
+    for i in active:
+        alike.setdefault(frozenset(outs for outs in tokens if i in outs), []).append(i)
+    for leads, own in alike.items():
+        led = [token for outs, token in tokens.items() if outs in leads]
+        made = _Outs.apply(gates, own, [found[i] for i in own], (tokens[last],), *led)  # type: ignore[no-untyped-call]
+        for i, value in zip(own, made, strict=True):
+            found[i] = value
+    return tuple(found)
