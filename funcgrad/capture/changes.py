@@ -26,7 +26,7 @@ from ..torch_private.autograd import creation_meta
 from ..torch_private.tensors import is_wrapper_subclass, storage_id
 from .facts import Change, Source
 from .lineage import Lineage
-from .memory import Overlap, entangled, neighbours, overlaps_itself
+from .memory import Overlap, entangled, lies_within, neighbours, overlaps_itself
 from .outputs import OutputFact
 from .stale_grad_metadata import Forgotten
 from .stand_ins import Mirrored
@@ -125,6 +125,7 @@ def refuse(
     written: Mapping[int, str],
 ) -> None:
     """Raise for a change that cannot be carried out, or that eager PyTorch refuses where a trace does not see it."""
+    kin = {slot for group in groups if not group.families for slot in group.base.of}
     for slot, tensor in named:
         own = mirrored[id(tensor)]
         if own.has_other_storage:
@@ -143,6 +144,10 @@ def refuse(
             raise refusals.INFERENCE_TENSOR(slot, where=str(slot))
         if how == "tracked" and overlaps_itself(tensor):
             raise refusals.TRACKED_ONTO_ITSELF(slot, where=str(slot))
+        # what it gets is a history of the elements it had, which goes on through each of its looks
+        looks = [own.seen, *(t for t in trace.lineage.looks(own.seen) if storage_id(t) == storage_id(own.seen))]
+        if how == "tracked" and slot not in kin and not all(map(lies_within, looks[1:], looks)):
+            raise refusals.RESIZED_AROUND(where=str(slot))
     for group in groups:
         if group.base in changes and group.at_odds:
             raise refusals.SHARED_AT_ODDS(
@@ -189,11 +194,7 @@ def refuse_leaves(
     together = {slot for key in changes if isinstance(key, Base) for slot in key.of}
     # where no gradient arrives, what is set is set, and nothing else
     arrives = {s: s in switches or (t.is_leaf and (t.requires_grad or now[s].requires_grad)) for s, t in named}
-    fits = {
-        s
-        for s in (*gradients, *read)
-        if not arrives[s] and ((new := gradients.get(s)) is None or new.shape == now[s].shape)
-    }
+    fits = {s for s in (*gradients, *read) if not arrives[s]}
     # where the version moves, autograd gives their views the history of what comes to require grad; in a program, they
     # are inputs of their own
     renewed = {

@@ -180,7 +180,7 @@ def _indices(root: Tensor, own: Geometry) -> list[Tensor]:
     memory, looked_at = positions(base).ravel(), positions(own)
     order = memory.argsort()
     at = np.searchsorted(memory, looked_at, sorter=order).clip(max=memory.size - 1)
-    if (memory[order[at]] != looked_at).any():
+    if not memory.size or (memory[order[at]] != looked_at).any():
         raise refusals.AROUND_A_VIEW(where=user_line())
     return [
         torch.tensor(i.tolist(), dtype=torch.int64, device=root.device).reshape(i.shape)
