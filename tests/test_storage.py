@@ -418,12 +418,57 @@ def test_a_part_of_a_result_is_resized_within_its_memory():
         assert found.error is None, found.error
 
 
+def viewed_and_grown(x, y):
+    x.view(-1).add_(1)
+    x.resize_(9).zero_()
+    x.add_(y.mean())
+    return (x,)
+
+
+def transposed_and_grown(x, y):
+    x.t_()
+    x.resize_(9)[6:] = 0
+    return (x * 2,)
+
+
+def viewed_saved_and_grown(x, y):
+    v = x[0] * y.requires_grad_()
+    x.resize_(9)[6:] = 0
+    return x[:2] * 1, v
+
+
+def a_result_that_is_grown(x, y):
+    z = x * 2
+    z[0].mul_(3)
+    z.resize_(9)[6:] = 0
+    z[1:2].mul_(2)
+    return (z,)
+
+
+def grown_by_out(x, y):
+    x[0].add_(1)
+    torch.mul(torch.ones(9), 2, out=x)
+    return (x * 3,)
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized:UserWarning")
+@pytest.mark.parametrize(
+    "f", [viewed_and_grown, transposed_and_grown, viewed_saved_and_grown, a_result_that_is_grown, grown_by_out]
+)
+def test_what_was_looked_at_may_grow(f):
+    """Views that are used no more look at memory that is gone."""
+    case, compiled = Case(lambda: (torch.arange(6.0).view(2, 3) / 5, torch.ones(3)), f), fg.jit(f)
+    for _ in range(2):
+        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
+        assert found.error is None, found.error
+
+
 REFUSED = {
     "a storage": (lambda x, y: x.set_(y.untyped_storage()), two, "the memory of a storage"),
     "a history": (lambda x, y: (x.set_(y.detach()), y * 2), views, "uses another with that history"),
     "a history of an input": (lambda x, y: x[1:].set_(y), two_leaves, "through a view it takes of an input"),
     "a history, twice": (lambda x, y: (y.set_(x * 2), y.set_(x * 3)), two_leaves, "a second time"),
-    "viewed": (lambda x, y: (x[1:], x.resize_(5).add_(1))[0], two, "takes views of it before"),
+    "viewed": (lambda x, y: ((v := x[1:]), x.resize_(5).add_(1), v)[2], two, "uses a view of it that it took before"),
     "shared": (lambda x, y: x.resize_(5).zero_(), parts, "though others share its memory"),
     "beyond": (lambda x, y: x.resize_(7), shared, "memory that lies around it"),
     "depends": (
@@ -435,14 +480,14 @@ REFUSED = {
     "a used result": (lambda x, y: ((z := x * 2), z * z, setattr(z, "data", y))[1], two_leaves, "after it was used"),
     "resized, given": (lambda x, y: (x.resize_(5), setattr(x, "data", y)), two, "other memory in two ways"),
     "empty, viewed": (
-        lambda x, y: (x.detach(), x.resize_(2))[0],
+        lambda x, y: ((v := x.detach()), x.resize_(2), v)[2],
         lambda: (torch.ones(0), torch.ones(3)),
-        "memory that lies around it",
+        "uses a view of it that it took before",
     ),
     "viewed, out=": (
-        lambda x, y: (x.view(-1), torch.mul(y, 2, out=x))[0],
+        lambda x, y: ((v := x.view(-1)), torch.mul(y, 2, out=x), v * 2)[2],
         lambda: (torch.ones(0), torch.ones(3)),
-        "lies around it",
+        "uses a view of it that it took before",
     ),
     "transposed": (lambda x, y: torch.mul(y.repeat(2).view(2, 3).t(), 2, out=x), two, "to a transposed layout"),
     "twice": (lambda x, y: x.set_(y).resize_(5), two, "resizes other memory that it gave"),

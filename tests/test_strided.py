@@ -246,3 +246,18 @@ def test_an_expanded_tensor_without_elements_is_written_to():
         return x
 
     assert fg.jit(f)(torch.empty(0)).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    "look", [lambda x: x.as_strided((2, 3), (3, 1)), lambda x: x.reshape(-1).resize_(2, 3)], ids=["view", "resized"]
+)
+def test_a_history_for_what_lies_around_one_of_several_families_is_refused(look):
+    """Autograd knows of the memory around it by the family alone that goes in as what it looks at."""
+
+    def f(x, y, z):
+        look(z).copy_(y)
+        return x * 2
+
+    base = (torch.arange(8.0) / 5).requires_grad_()
+    with pytest.raises(fg.AliasContractError, match="memory around a tensor it looks at"):
+        fg.jit(f)(base[:5], torch.ones(2, 3, requires_grad=True) * 2, base.detach()[:3])

@@ -20,7 +20,7 @@ from ..autograd_state import (
     view_base,
 )
 from ..graphs import type_text
-from ..slots import Base
+from ..slots import Base, Slot
 from ..subclasses import inner_tensors
 from ..torch_private.autograd import creation_meta
 from ..torch_private.tensors import is_wrapper_subclass, storage_id
@@ -148,6 +148,10 @@ def refuse(
         looks = [own.seen, *(t for t in trace.lineage.looks(own.seen) if storage_id(t) == storage_id(own.seen))]
         if how == "tracked" and slot not in kin and not all(map(lies_within, looks[1:], looks)):
             raise refusals.RESIZED_AROUND(where=str(slot))
+        if how == "tracked" and slot not in kin:
+            for view in trace.lineage.strided_and_written(own.seen):
+                if not lies_within(view, own.seen):
+                    raise refusals.AROUND_A_VIEW(where=str(slot))
     for group in groups:
         if group.base in changes and group.at_odds:
             raise refusals.SHARED_AT_ODDS(
@@ -271,13 +275,13 @@ def refuse_stores(
     changes: Mapping[Source | Base, Change],
     differentiable: bool,
     in_backward: Sequence[Tensor],
-    of_moved: Sequence[Source],
+    of_moved: Mapping[Source, Slot],
     used: Callable[[Callable[[Tensor], bool]], bool],
 ) -> None:
     """Raise where an input is given other memory and something else goes by the memory it had.
 
     ``in_backward``: what a backward pass writes to; ``of_moved``: the inputs that are given what another one looks like
-    in the end; ``used``: whether it may come to what was computed of some tensors.
+    in the end, and that one; ``used``: whether it may come to what was computed of some tensors.
     """
     tensors = dict(named)
 
@@ -291,16 +295,12 @@ def refuse_stores(
         change = changes.get(slot, Change())
         if change.in_backward and not resized:
             faults.append("writes to the one it had in a backward pass")
-        if resized and lineage.is_looked_at(own):
-            faults.append("takes views of it before")
         now = lineage.current(own)
         if resized and lineage.how_given(own).written and any(slot in group for group in neighbours(named)):
             faults.append("writes to it, though others share its memory")
-        others = {id(mirrored[id(t)].seen): other for other, t in reversed(named) if t is not tensors[slot]}
-        source = others.get(id(lineage.path(stores[slot], lambda t, others=others: id(t) in others)[0]))  # type: ignore[misc]
         if any(t is now for t in in_backward):
             faults.append("writes to it in a backward pass")
-        if slot in of_moved or (source is not None and changes.get(source, Change()).restrides):
+        if of_moved.get(slot) in stores:
             faults.append("changes how the one looks whose memory it is given")
         elsewhere = lineage.written(lambda t, now=now: lineage.path(t, lambda u: u is now, True)[0] is not now)  # type: ignore[misc]
         shares = any(storage_id(t) == storage_id(stores[slot]) for t, _ in elsewhere)

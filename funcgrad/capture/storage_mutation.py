@@ -119,11 +119,12 @@ def _resize(trace: Trace, original: Any, tensor: Tensor, *size: Any, **more: Any
     if not more and shape.numel() <= room:
         restride(trace, Tensor.as_strided_, original, [tensor, shape, _contiguous(shape)], {})
         return original
-    inside = is_traced(original) and id(original) not in trace.inputs
-    inside = inside and (trace.lineage.source(tensor) is not None or trace.lineage.is_looked_at(tensor))
-    inside = inside or (not tensor.numel() and trace.lineage.is_looked_at(tensor))
+    inside = is_traced(original) and id(original) not in trace.inputs and trace.lineage.source(tensor) is not None
     if more or inside or not is_dense(tensor) or room > tensor.numel():
         raise refusals.RESIZED_AROUND(where=user_line())
+    own = original if is_traced(original) else trace.lift(original)
+    views = [view for view in trace.lineage.views_of(own) if trace.lineage.named(view) is view]
+    trace.forgotten.left_behind(views, f"a tensor {type_text(own)}")
     order = sorted(range(tensor.dim()), key=lambda d: tensor.stride(d), reverse=True)
     flat = tensor.clone().permute(order).reshape(-1)  # as it lies in memory; its views are no views of the tensor
     if shape.numel() > flat.numel():
