@@ -83,6 +83,14 @@ def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
         return tensor.grad
 
 
+def set_earlier_gradient(tensor: torch.Tensor, gradient: torch.Tensor) -> None:
+    """Set the gradient of a tensor as it was set when the tensor had the gradient's sizes: PyTorch compares them."""
+    now = tensor.data
+    tensor.data = gradient.data
+    tensor.grad = gradient
+    tensor.data = now
+
+
 def retains_grad(tensor: torch.Tensor) -> bool:
     """Whether what is computed keeps the gradient that comes to it."""
     return has_history(tensor) and tensor.retains_grad

@@ -596,10 +596,9 @@ def writes_then_asks_for_a_value(x, log):
     return x.sum() * x.max().item()
 
 
-def writes_then_sets_a_gradient(x, log):
+def writes_then_sets_an_attribute(x, log):
     log.add_(1)
-    log.grad = torch.ones(2, 3)
-    log.t_()
+    log.mine = 3
     return x.sum()
 
 
@@ -613,7 +612,7 @@ def writes_then_writes_a_parameter(x, log):
     ("f", "kind"),
     [
         (writes_then_asks_for_a_value, fg.DataDependentControlFlowError),
-        (writes_then_sets_a_gradient, fg.MutationError),
+        (writes_then_sets_an_attribute, fg.MutationError),
         (writes_then_writes_a_parameter, fg.MutationError),
     ],
 )

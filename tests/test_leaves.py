@@ -817,6 +817,19 @@ def given_and_restrided_back(x, y):
     return (x.grad * 2,)
 
 
+def given_and_restrided(x, y):
+    x.grad = x.detach() * 2
+    x.relu_()
+    x.unsqueeze_(0)
+    return x, x.cumsum(0)
+
+
+def given_and_other_memory(x, y):
+    x.grad = x.detach() * 2
+    x.data = torch.ones(7, dtype=torch.float64)
+    return x, x.grad
+
+
 def restrided_and_set_to_none(x, y):
     x.unsqueeze_(-1)
     x.grad = None
@@ -866,9 +879,10 @@ def computed_kin():
 @pytest.mark.parametrize(
     ("f", "make"),
     [
-        *((f, make) for f in (restrided_and_given, given_and_restrided_back, restrided_and_set_to_none) for make in (
-            plain, lambda: (leaf() * 2, values()), lambda: (values()[1:3], values()),
-        )),
+        *((f, make) for f in (
+            restrided_and_given, given_and_restrided_back, restrided_and_set_to_none, given_and_restrided,
+            given_and_other_memory,
+        ) for make in (plain, lambda: (leaf() * 2, values()), lambda: (values()[1:3], values()))),
         (given_other_memory_and_a_gradient, plain),
         *((written_to_beside_what_overlaps, make) for make in (kin, kin_with_a_gradient, computed_kin)),
         (its_gradient_is_written_to, kin_with_a_gradient),

@@ -57,6 +57,69 @@ def transposed_and_written_after(x, y):
     return part, x[0]
 
 
+def given_what_was_transposed(x, y):
+    x.t_()
+    y.data = x[1:]
+    y.t_()
+    y.mul_(2)
+    x.add_(1)
+    return x, y[1:], y, x[0]
+
+
+def given_what_is_transposed_after(x, y):
+    y.data = x
+    x.t_()
+    y.mul_(2)
+    return x, y, y[1:]
+
+
+def set_to_what_was_transposed(x, y):
+    x.t_()
+    y.set_(x)
+    x.add_(1)
+    return y[1:], y
+
+
+def given_what_is_given_other_memory_after(x, y):
+    x.t_()
+    y.data = x
+    x.data = torch.ones(3)
+    return x, y
+
+
+def given_as_memory_and_as_a_gradient(x, y):
+    x.t_()
+    y.data = x
+    y.grad = x
+    return y, y.grad
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        given_what_was_transposed, given_what_is_transposed_after, set_to_what_was_transposed,
+        given_what_is_given_other_memory_after, given_as_memory_and_as_a_gradient,
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("make", [lambda: plain(), lambda: (matrix(), torch.ones(4))])
+def test_memory_is_that_of_another_tensor_whose_sizes_change(f, make):
+    """The look that the other one had then, whether it has it in the end or not."""
+    case, compiled = Case(make, f), fg.jit(f)
+    for _ in range(2):
+        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
+        assert found.error is None, found.error
+
+
+def test_memory_that_was_given_and_transposed_is_refused_as_that_of_another():
+    def f(x, y):
+        x.data = torch.ones(2, 3)
+        x.t_()
+        y.data = x
+
+    with pytest.raises(fg.MutationError, match="changes how the one looks"):
+        fg.jit(f)(*plain())
+
+
 def given_twice(x, y):
     x.data = y
     x.t_()

@@ -338,28 +338,156 @@ def two_leaves():
     return torch.ones(3, requires_grad=True), torch.ones(3)
 
 
+def resized(x, y):
+    x.resize_(5)
+    return x, x * 2, y * 1
+
+
+def resized_and_written(x, y):
+    part = x[1:]
+    x.mul_(3)
+    x.resize_(5).mul_(2)
+    part.add_(y.mean())
+    return x, y * 1, part
+
+
+def resized_to_less(x, y):
+    x.resize_(1, 2).add_(1)
+    return x * 2, y * 1
+
+
+def resized_by_out(x, y):
+    torch.mul(y.clone(), 2, out=x)
+    return (x * 3,)
+
+
+def strided_around(x, y):
+    x.as_strided_((2, 2), (3, 1), 1)
+    return x * 2, y * 1
+
+
+def parts_of(offset, *more):
+    """Views of memory that goes on behind them."""
+
+    def make():
+        base = torch.arange(8.0)
+        return base[offset:3], *(base[own] for own in more)
+
+    return make
+
+
+def parts_with_gaps():
+    base = torch.arange(8.0)
+    return base.view(2, 4)[:, 1:3], base
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized:UserWarning")
+@pytest.mark.parametrize("make", [parts_of(0, slice(0, 8)), parts_of(1, slice(2, 6)), parts_with_gaps])
+@pytest.mark.parametrize("f", [resized, resized_and_written, resized_to_less, resized_by_out, strided_around])
+def test_what_is_resized_within_its_memory_looks_at_what_lies_around_it(f, make):
+    case, compiled = Case(make, f), fg.jit(f)
+    for _ in range(2):
+        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
+        overlaps = f is resized_by_out and make is parts_with_gaps
+        assert overlaps or found.error is None, found.error
+
+
+def test_what_lies_around_a_tensor_that_is_resized_is_part_of_the_key():
+    """In its own memory alone, it would have to grow."""
+    compiled = fg.jit(lambda x: x.resize_(5) * 2)
+    surrounded = torch.arange(8.0)[1:4]
+    torch.testing.assert_close(compiled(surrounded), torch.arange(1.0, 6) * 2)
+    alone = torch.ones(3)
+    torch.testing.assert_close(compiled(alone)[:3], torch.ones(3) * 2)
+    torch.testing.assert_close(alone[:3], torch.ones(3))
+    assert alone.shape == (5,)
+    other = torch.arange(9.0)
+    torch.testing.assert_close(compiled(other[4:7]), other[4:] * 2)
+
+
+def test_a_part_of_a_result_is_resized_within_its_memory():
+    def f(x, y):
+        z = torch.cat([x * 2, y * 2])
+        part, other = z[1:3], z[2:4]
+        part.resize_(1, 4).mul_(2)
+        return z, part, other
+
+    case, compiled = Case(lambda: (torch.ones(3), torch.arange(3.0)), f), fg.jit(f)
+    for _ in range(2):
+        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
+        assert found.error is None, found.error
+
+
+def viewed_and_grown(x, y):
+    x.view(-1).add_(1)
+    x.resize_(9).zero_()
+    x.add_(y.mean())
+    return (x,)
+
+
+def transposed_and_grown(x, y):
+    x.t_()
+    x.resize_(9)[6:] = 0
+    return (x * 2,)
+
+
+def viewed_saved_and_grown(x, y):
+    v = x[0] * y.requires_grad_()
+    x.resize_(9)[6:] = 0
+    return x[:2] * 1, v
+
+
+def a_result_that_is_grown(x, y):
+    z = x * 2
+    z[0].mul_(3)
+    z.resize_(9)[6:] = 0
+    z[1:2].mul_(2)
+    return (z,)
+
+
+def grown_by_out(x, y):
+    x[0].add_(1)
+    torch.mul(torch.ones(9), 2, out=x)
+    return (x * 3,)
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized:UserWarning")
+@pytest.mark.parametrize(
+    "f", [viewed_and_grown, transposed_and_grown, viewed_saved_and_grown, a_result_that_is_grown, grown_by_out]
+)
+def test_what_was_looked_at_may_grow(f):
+    """Views that are used no more look at memory that is gone."""
+    case, compiled = Case(lambda: (torch.arange(6.0).view(2, 3) / 5, torch.ones(3)), f), fg.jit(f)
+    for _ in range(2):
+        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
+        assert found.error is None, found.error
+
+
 REFUSED = {
     "a storage": (lambda x, y: x.set_(y.untyped_storage()), two, "the memory of a storage"),
     "a history": (lambda x, y: (x.set_(y.detach()), y * 2), views, "uses another with that history"),
     "a history of an input": (lambda x, y: x[1:].set_(y), two_leaves, "through a view it takes of an input"),
     "a history, twice": (lambda x, y: (y.set_(x * 2), y.set_(x * 3)), two_leaves, "a second time"),
-    "viewed": (lambda x, y: (x[1:], x.resize_(5).add_(1))[0], two, "takes views of it before"),
+    "viewed": (lambda x, y: ((v := x[1:]), x.resize_(5).add_(1), v)[2], two, "uses a view of it that it took before"),
     "shared": (lambda x, y: x.resize_(5).zero_(), parts, "though others share its memory"),
-    "gaps": (lambda x, y: x.resize_(1), lambda: (torch.ones(6)[::2], torch.ones(3)), "memory that lies around it"),
-    "beyond": (lambda x, y: x.resize_(5), shared, "memory that lies around it"),
-    "depends": (lambda x, y: (y.resize_(0), y.resize_as_(x).copy_(x))[0].detach(), two_leaves, "other memory"),
+    "beyond": (lambda x, y: x.resize_(7), shared, "memory that lies around it"),
+    "depends": (
+        lambda x, y: (y.resize_(0), y.resize_as_(x).copy_(x))[0].detach(),
+        two_leaves,
+        "memory that lies around it",
+    ),
     "a part of a result": (lambda x, y: (x * y)[1:].resize_(5), two, "memory that lies around it"),
     "a used result": (lambda x, y: ((z := x * 2), z * z, setattr(z, "data", y))[1], two_leaves, "after it was used"),
     "resized, given": (lambda x, y: (x.resize_(5), setattr(x, "data", y)), two, "other memory in two ways"),
     "empty, viewed": (
-        lambda x, y: (x.detach(), x.resize_(2))[0],
+        lambda x, y: ((v := x.detach()), x.resize_(2), v)[2],
         lambda: (torch.ones(0), torch.ones(3)),
-        "memory that lies around it",
+        "uses a view of it that it took before",
     ),
     "viewed, out=": (
-        lambda x, y: (x.view(-1), torch.mul(y, 2, out=x))[0],
+        lambda x, y: ((v := x.view(-1)), torch.mul(y, 2, out=x), v * 2)[2],
         lambda: (torch.ones(0), torch.ones(3)),
-        "lies around it",
+        "uses a view of it that it took before",
     ),
     "transposed": (lambda x, y: torch.mul(y.repeat(2).view(2, 3).t(), 2, out=x), two, "to a transposed layout"),
     "twice": (lambda x, y: x.set_(y).resize_(5), two, "resizes other memory that it gave"),

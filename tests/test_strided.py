@@ -246,3 +246,48 @@ def test_an_expanded_tensor_without_elements_is_written_to():
         return x
 
     assert fg.jit(f)(torch.empty(0)).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    "look", [lambda x: x.as_strided((2, 3), (3, 1)), lambda x: x.reshape(-1).resize_(2, 3)], ids=["view", "resized"]
+)
+def test_a_history_for_what_lies_around_one_of_several_families_is_refused(look):
+    """Autograd knows of the memory around it by the family alone that goes in as what it looks at."""
+
+    def f(x, y, z):
+        look(z).copy_(y)
+        return x * 2
+
+    base = (torch.arange(8.0) / 5).requires_grad_()
+    with pytest.raises(fg.AliasContractError, match="memory around a tensor it looks at"):
+        fg.jit(f)(base[:5], torch.ones(2, 3, requires_grad=True) * 2, base.detach()[:3])
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x: x.relu_(),
+        lambda x: x.abs_(),
+        lambda x: x.clamp_(-0.1, 0.4),
+        lambda x: x.clamp_(max=0.1),
+        lambda x: x.round_(),
+        lambda x: x.nan_to_num_(nan=1.0),
+    ],
+    ids=["relu", "abs", "clamp", "clamp max", "round", "nan_to_num"],
+)
+@pytest.mark.parametrize("look", [lambda x: x, lambda x: x.unfold(0, 3, 2), lambda x: x.as_strided((3, 2), (1, 1), 1)])
+def test_what_is_the_same_however_often_it_is_done_is_done_where_elements_are_one(write, look):
+    """In any order, and over again."""
+
+    def f(x, y):
+        return write(look(x) if x.dim() == 1 else x).sum(), x * 1, y * 1
+
+    def make():
+        base = torch.arange(8.0) / 5 - 0.5
+        base[3] = float("nan")
+        return base.as_strided((3, 2), (1, 1)) if look(base) is base else base, torch.ones(2)
+
+    case, compiled = Case(make, f), fg.jit(f)
+    for _ in range(2):
+        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
+        assert found.error is None, found.error

@@ -20,13 +20,13 @@ from ..autograd_state import (
     view_base,
 )
 from ..graphs import type_text
-from ..slots import Base
+from ..slots import Base, Slot
 from ..subclasses import inner_tensors
 from ..torch_private.autograd import creation_meta
 from ..torch_private.tensors import is_wrapper_subclass, storage_id
 from .facts import Change, Source
 from .lineage import Lineage
-from .memory import Overlap, entangled, neighbours, overlaps_itself
+from .memory import Overlap, entangled, lies_within, neighbours, overlaps_itself
 from .outputs import OutputFact
 from .stale_grad_metadata import Forgotten
 from .stand_ins import Mirrored
@@ -125,6 +125,7 @@ def refuse(
     written: Mapping[int, str],
 ) -> None:
     """Raise for a change that cannot be carried out, or that eager PyTorch refuses where a trace does not see it."""
+    kin = {slot for group in groups if not group.families for slot in group.base.of}
     for slot, tensor in named:
         own = mirrored[id(tensor)]
         if own.has_other_storage:
@@ -143,6 +144,14 @@ def refuse(
             raise refusals.INFERENCE_TENSOR(slot, where=str(slot))
         if how == "tracked" and overlaps_itself(tensor):
             raise refusals.TRACKED_ONTO_ITSELF(slot, where=str(slot))
+        # what it gets is a history of the elements it had, which goes on through each of its looks
+        looks = [own.seen, *(t for t in trace.lineage.looks(own.seen) if storage_id(t) == storage_id(own.seen))]
+        if how == "tracked" and slot not in kin and not all(map(lies_within, looks[1:], looks)):
+            raise refusals.RESIZED_AROUND(where=str(slot))
+        if how == "tracked" and slot not in kin:
+            for view in trace.lineage.strided_and_written(own.seen):
+                if not lies_within(view, own.seen):
+                    raise refusals.AROUND_A_VIEW(where=str(slot))
     for group in groups:
         if group.base in changes and group.at_odds:
             raise refusals.SHARED_AT_ODDS(
@@ -189,11 +198,7 @@ def refuse_leaves(
     together = {slot for key in changes if isinstance(key, Base) for slot in key.of}
     # where no gradient arrives, what is set is set, and nothing else
     arrives = {s: s in switches or (t.is_leaf and (t.requires_grad or now[s].requires_grad)) for s, t in named}
-    fits = {
-        s
-        for s in (*gradients, *read)
-        if not arrives[s] and ((new := gradients.get(s)) is None or new.shape == now[s].shape)
-    }
+    fits = {s for s in (*gradients, *read) if not arrives[s]}
     # where the version moves, autograd gives their views the history of what comes to require grad; in a program, they
     # are inputs of their own
     renewed = {
@@ -270,13 +275,13 @@ def refuse_stores(
     changes: Mapping[Source | Base, Change],
     differentiable: bool,
     in_backward: Sequence[Tensor],
-    of_moved: Sequence[Source],
+    of_moved: Mapping[Source, Slot],
     used: Callable[[Callable[[Tensor], bool]], bool],
 ) -> None:
     """Raise where an input is given other memory and something else goes by the memory it had.
 
     ``in_backward``: what a backward pass writes to; ``of_moved``: the inputs that are given what another one looks like
-    in the end; ``used``: whether it may come to what was computed of some tensors.
+    in the end, and that one; ``used``: whether it may come to what was computed of some tensors.
     """
     tensors = dict(named)
 
@@ -290,16 +295,12 @@ def refuse_stores(
         change = changes.get(slot, Change())
         if change.in_backward and not resized:
             faults.append("writes to the one it had in a backward pass")
-        if resized and lineage.is_looked_at(own):
-            faults.append("takes views of it before")
         now = lineage.current(own)
         if resized and lineage.how_given(own).written and any(slot in group for group in neighbours(named)):
             faults.append("writes to it, though others share its memory")
-        others = {id(mirrored[id(t)].seen): other for other, t in reversed(named) if t is not tensors[slot]}
-        source = others.get(id(lineage.path(stores[slot], lambda t, others=others: id(t) in others)[0]))  # type: ignore[misc]
         if any(t is now for t in in_backward):
             faults.append("writes to it in a backward pass")
-        if slot in of_moved or (source is not None and changes.get(source, Change()).restrides):
+        if of_moved.get(slot) in stores:
             faults.append("changes how the one looks whose memory it is given")
         elsewhere = lineage.written(lambda t, now=now: lineage.path(t, lambda u: u is now, True)[0] is not now)  # type: ignore[misc]
         shares = any(storage_id(t) == storage_id(stores[slot]) for t, _ in elsewhere)

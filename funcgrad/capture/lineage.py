@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -69,6 +69,13 @@ class Lineage:
         ``detach``, none is."""
         paths = [(*self.path(t, known, True)[:2], tracked) for t, tracked in self._written]
         return [(root, tracked and not detaches(steps)) for root, steps, tracked in paths if known(root)]
+
+    def strided_and_written(self, tensor: Tensor) -> Iterator[Tensor]:
+        """What was written to, and tracked, through an ``as_strided`` view of a tensor."""
+        for view, tracked in self._written:
+            root, steps, _ = self.path(view, lambda t: t is tensor, True)
+            if tracked and root is tensor and any(step.op is torch.ops.aten.as_strided.default for step in steps):
+                yield view
 
     def replace(self, tensor: Tensor, by: Tensor, tracked: bool) -> None:
         """Wherever the function names ``tensor`` from now on, it means ``by``, the view it changed into (in grad

@@ -156,6 +156,11 @@ def positions(own: Geometry) -> np.ndarray[Any, np.dtype[np.int64]]:
     return found
 
 
+def lies_within(t: Tensor, other: Tensor) -> bool:
+    """Whether each element of a tensor is one of another one, where both lie in one memory."""
+    return bool(np.isin(positions(Geometry.of(t)), positions(Geometry.of(other))).all())
+
+
 def _with_itself(slot: Arg | Captured, tensor: Tensor) -> Overlap:
     """How a tensor that overlaps itself can be had as a view of one that does not."""
     own = Geometry.of(tensor)

@@ -452,8 +452,8 @@ class _DryRun:
         tracked = tracked or any(c.data == "tracked" for c in changes.values())
         if wrote is not None and not sources:
             refuse_hidden_backward([slot_of[id(t)] for t in self._inputs_written(slot_of)[wrote:]], failed)
-        moved = {o.path for o in outputs if o.view is not None and o.view.when == "last"}
-        of_moved = [slot for slot in stores if str(NewMemory(slot)) in moved]
+        moved = {o.path: o.view.of for o in outputs if o.view is not None and o.view.when == "last"}
+        of_moved = {slot: moved[str(NewMemory(slot))] for slot in stores if str(NewMemory(slot)) in moved}
         is_used = self.trace.forgotten.is_used
         is_tracked = sources and tracked
         refuse_stores(stores, lineage, named, self._mirrored, changes, is_tracked, late, of_moved, is_used)

@@ -59,6 +59,7 @@ _OF_THE_REAL = {"{}.retains_grad", "{}.output_nr", "{}.is_shared()", "{}.is_pinn
 """Questions that a stand-in is not like the real tensor in."""
 
 _HOOKED = "bool({0}._backward_hooks or {0}._post_accumulate_grad_hooks)"
+_ROOM = "{0}.untyped_storage().nbytes() // {0}.element_size() - {0}.storage_offset()"
 _MOVED = "not {0}.is_inference() and {0}._version > 0"
 _UNKNOWABLE = {
     Tensor.data_ptr: (
@@ -201,6 +202,15 @@ class Questions:
     def has_moved(self, real: Tensor) -> bool:
         """Whether a tensor was ever written to; a call in which it is otherwise is another program's."""
         return bool(self._note(real, _MOVED, answer_of(_MOVED, real)))
+
+    def room(self, stand_in: Tensor) -> int:
+        """How many elements the memory of an input holds from its first one on; a call in which it is otherwise is
+        another program's."""
+        known = self.known.get(id(stand_in), {})
+        if _ROOM in known:
+            return int(known[_ROOM])
+        real = self.reals()[id(stand_in)]
+        return int(self._note(real, _ROOM, answer_of(_ROOM, real)))
 
     def _note(self, real: Tensor, question: str, answer: Any) -> Any:
         self.asked.setdefault((id(real), question), []).append(answer)

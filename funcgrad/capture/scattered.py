@@ -38,6 +38,14 @@ _MASKED = {
 value."""
 
 
+_IDEMPOTENT = {
+    aten.relu_.default, aten.abs_.default, aten.clamp_.default, aten.clamp_min_.default, aten.clamp_max_.default,
+    aten.hardtanh_.default, aten.sign_.default, aten.sgn_.default, aten.floor_.default, aten.ceil_.default,
+    aten.trunc_.default, aten.round_.default, aten.nan_to_num_.default,
+}  # fmt: skip
+"""What makes the same of an element however often it is done."""
+
+
 def root_of(lineage: Lineage, tensor: Tensor) -> Tensor:
     """The tensor of the trace that a view was taken of in the first place: it looks at all of its memory."""
     return lineage.path(tensor, lambda _: False, through=True)[0]
@@ -99,25 +107,29 @@ def write(lineage: Lineage, op: Any, args: Sequence[Any], kwargs: dict[str, Any]
             replaced[id(target)] = target.clone()
             continue
         if is_expanded(target) or overlaps_itself(own):
-            _fill(root, target, op, args)
+            _fill(root, target, op, args, kwargs)
             return
         look = _sliced(root, own)
         if look is None:
             look = target.clone()
-            copies.append((look, root, _indices(root, own)))
+            copies.append((look, root, _indices(root, positions(own))))
         replaced[id(target)] = look
     op(*(replaced.get(id(a), a) for a in args), **{k: replaced.get(id(v), v) for k, v in kwargs.items()})
     for copy, root, indices in copies:
         aten.index_put_.default(root, indices, copy)
 
 
-def _fill(root: Tensor, target: Tensor, op: Any, args: Sequence[Any]) -> None:
+def _fill(root: Tensor, target: Tensor, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """A write to elements several of which are one in memory."""
     own = Geometry.of(target)
     if op is aten.copy_.default and storage_id(target) == storage_id(args[1]) and Geometry.of(args[1]) == own:
         return  # eager PyTorch leaves it as it is
     if not is_expanded(target) and torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(args)):
         raise refusals.OVERLAPS_ITSELF_TRACKED(target_text(op), where=user_line())
+    if op in _IDEMPOTENT and not is_expanded(target):
+        at = _indices(root, np.unique(positions(own)))
+        aten.index_put_.default(root, at, op(aten.index.Tensor(root, at), *args[1:], **kwargs))
+        return
     value, hit = _filled(target, op, args)
     repeated = [d for d, (n, s) in enumerate(zip(own.shape, own.stride, strict=True)) if n > 1 and s == 0]
     once = evolve(own, shape=tuple(1 if d in repeated else n for d, n in enumerate(own.shape)))
@@ -126,7 +138,7 @@ def _fill(root: Tensor, target: Tensor, op: Any, args: Sequence[Any]) -> None:
     look = None if overlaps_itself(once) else _sliced(root, once)
     if look is None and hit is not None:
         mask = torch.zeros(root.shape, dtype=torch.int32, device=root.device)
-        hit = aten.index_put_.default(mask, _indices(root, once), hit.int(), True) > 0
+        hit = aten.index_put_.default(mask, _indices(root, positions(once)), hit.int(), True) > 0
     if hit is not None:
         (root if look is None else look).masked_fill_(hit, value)
     elif look is not None:
@@ -137,7 +149,7 @@ def _fill(root: Tensor, target: Tensor, op: Any, args: Sequence[Any]) -> None:
             if isinstance(value, Tensor)
             else torch.full((), value, dtype=root.dtype, device=root.device)
         )
-        aten.index_put_.default(root, _indices(root, once), value)
+        aten.index_put_.default(root, _indices(root, positions(once)), value)
 
 
 def _filled(target: Tensor, op: Any, args: Sequence[Any]) -> tuple[Any, Tensor | None]:
@@ -174,13 +186,13 @@ def _sliced(root: Tensor, own: Geometry) -> Tensor | None:
     return None if steps is None or any(step.op in _NOT_UNDONE for step in steps) else take(root, steps)
 
 
-def _indices(root: Tensor, own: Geometry) -> list[Tensor]:
-    """Which elements of the root, by its dimensions, are those of a look at its memory. Raises where some are none."""
+def _indices(root: Tensor, looked_at: np.ndarray[Any, np.dtype[np.int64]]) -> list[Tensor]:
+    """Which elements of the root, by its dimensions, lie at some positions in memory. Raises where some are none."""
     base = Geometry.of(root)
-    memory, looked_at = positions(base).ravel(), positions(own)
+    memory = positions(base).ravel()
     order = memory.argsort()
     at = np.searchsorted(memory, looked_at, sorter=order).clip(max=memory.size - 1)
-    if (memory[order[at]] != looked_at).any():
+    if not memory.size or (memory[order[at]] != looked_at).any():
         raise refusals.AROUND_A_VIEW(where=user_line())
     return [
         torch.tensor(i.tolist(), dtype=torch.int64, device=root.device).reshape(i.shape)

@@ -35,6 +35,7 @@ class Forgotten:
         behind them."""
         self._parted: list[tuple[Tensor, Tensor, int, MutationError]] = []
         """What was given other memory than its views have, or what it is a view of."""
+        self._left_behind: dict[int, tuple[Tensor, MutationError]] = {}
         self._severed: list[tuple[Tensor, Tensor, MutationError]] = []
         """Of what family nothing can be differentiated since one of it was ``set_``, and that one."""
 
@@ -94,8 +95,17 @@ class Forgotten:
         error = refusals.HISTORY_REUSED(what, where=user_line())
         self._severed.append((family_of(tensor), tensor, error))
 
+    def left_behind(self, views: Iterable[Tensor], what: str) -> None:
+        """``views`` of what has grown (``x.resize_(n)``) are not to be used any more: they look at memory it has no
+        more."""
+        error = refusals.OTHER_MEMORY(what, "uses a view of it that it took before", where=user_line())
+        self._left_behind |= {id(view): (view, error) for view in views}
+
     def require_whole(self, values: Iterable[Any]) -> None:
-        """Raises ``MutationError`` for a tensor of such a family."""
+        """Raises ``MutationError`` for such a view, and for a tensor of a family that is severed."""
+        for tensor in (t for value in values for t in tensors_in(value)) if self._left_behind else ():
+            if id(tensor) in self._left_behind:
+                raise self._left_behind[id(tensor)][1]
         for family, tensor, error in self._severed:
             if any(t is not tensor and family_of(t) is family for value in values for t in tensors_in(value)):
                 raise error

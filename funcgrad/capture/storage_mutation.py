@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import SymInt, Tensor
 
 from .. import refusals
 from ..autograd_state import bump_version, is_stale, version_of, with_history_of, without_derivative
@@ -28,7 +28,7 @@ from ..trees import flatten
 from .torch_patches import set_
 from .trace import Trace
 from .views import HowGiven, is_dense
-from .writes import refuse_overlap
+from .writes import refuse_overlap, refuse_reading
 
 
 def give_data(trace: Trace, original: Any, tensor: Tensor, value: Any, how: HowGiven = "data") -> None:
@@ -113,18 +113,18 @@ def _resize(trace: Trace, original: Any, tensor: Tensor, *size: Any, **more: Any
     if not more and shape.numel() <= tensor.numel() and is_dense(tensor):
         restride(trace, Tensor.as_strided_, original, [tensor, shape, _contiguous(shape)], {})
         return original
-    real = trace.reals.get(id(original), original)
-    inside = is_traced(original) and id(original) not in trace.inputs
-    inside = inside and (trace.lineage.source(tensor) is not None or trace.lineage.is_looked_at(tensor))
     if trace.lineage.given(original) is not None:
         raise refusals.RESIZES_GIVEN(where=user_line())
-    beyond = (
-        not is_traced(real)
-        and real.untyped_storage().nbytes() > (real.storage_offset() + real.numel()) * real.element_size()
-    )
-    inside = inside or (not tensor.numel() and trace.lineage.is_looked_at(tensor))
-    if more or inside or not is_dense(tensor) or (beyond and shape.numel() > tensor.numel()):
+    room = _room(trace, tensor)
+    if not more and shape.numel() <= room:
+        restride(trace, Tensor.as_strided_, original, [tensor, shape, _contiguous(shape)], {})
+        return original
+    inside = is_traced(original) and id(original) not in trace.inputs and trace.lineage.source(tensor) is not None
+    if more or inside or not is_dense(tensor) or room > tensor.numel():
         raise refusals.RESIZED_AROUND(where=user_line())
+    own = original if is_traced(original) else trace.lift(original)
+    views = [view for view in trace.lineage.views_of(own) if trace.lineage.named(view) is view]
+    trace.forgotten.left_behind(views, f"a tensor {type_text(own)}")
     order = sorted(range(tensor.dim()), key=lambda d: tensor.stride(d), reverse=True)
     flat = tensor.clone().permute(order).reshape(-1)  # as it lies in memory; its views are no views of the tensor
     if shape.numel() > flat.numel():
@@ -133,6 +133,14 @@ def _resize(trace: Trace, original: Any, tensor: Tensor, *size: Any, **more: Any
         trace, original, tensor, flat[: shape.numel()].clone().view(shape), "resize_" if tensor.numel() else "data"
     )
     return original
+
+
+def _room(trace: Trace, tensor: Tensor) -> int | SymInt:
+    """How many elements its memory holds from the first one of a tensor on."""
+    given, _, _ = trace.lineage.path(tensor, lambda t: id(t) in trace.inputs, through=True)
+    if id(given) in trace.inputs:
+        return trace.questions.room(given) - (tensor.storage_offset() - given.storage_offset())
+    return given.numel() + given.storage_offset() - tensor.storage_offset() if is_dense(given) else tensor.numel()
 
 
 def _contiguous(shape: Sequence[int]) -> list[int]:
@@ -178,10 +186,11 @@ def restride(trace: Trace, func: Any, original: Any, args: list[Any], kwargs: di
         if own._is_view():
             return func(own)  # type: ignore[no-any-return] # raises
     elif first and torch.is_grad_enabled():  # where not, autograd does not look
-        probe = tensor.view_as(tensor)  # raises where the tensor itself may not be changed
+        probe = tensor.view_as(tensor)
         if probe._is_view() and tensor._is_view():
             set_creation_meta(probe, creation_meta(tensor))
-        func(probe, *args[1:], **kwargs)
+        # raises where the tensor itself may not be changed; the memory of a stand-in ends where it does
+        func(probe, *((probe.shape, probe.stride()) if func is Tensor.as_strided_ else args[1:]), **kwargs)
     # autograd lets nobody read it from now on
     forbidden = tensor._is_view() and creation_meta(tensor).name != "DEFAULT"
     with torch.set_grad_enabled(not forbidden or torch.is_grad_enabled()):
@@ -229,9 +238,14 @@ def call_with_out(trace: Trace, func: Any, original: Any, args: Sequence[Any], k
     with without_modes(), without_function_modes(), trace.fakes, torch.no_grad():
         likes = func(*plain, **plain_rest)
     named = original if isinstance(original, tuple) else (original,)
-    outs = tuple(
-        _fit(trace, *one) for one in zip(named, outs, [likes] if isinstance(likes, Tensor) else likes, strict=True)
-    )
+    read = flatten((args, rest))[0] if trace.writes.first_run else ()
+    likes = [likes] if isinstance(likes, Tensor) else likes
+    for out, like in zip(outs, likes, strict=True):
+        refuse_overlap(func, out, read if out.shape != like.shape else ())  # eager PyTorch looks before it resizes
+    fitted = tuple(_fit(trace, *one) for one in zip(named, outs, likes, strict=True))
+    for out, now in zip(outs, fitted, strict=True):
+        refuse_reading(func, now, read if out is not now else ())
+    outs = fitted
     refused = torch.is_grad_enabled() and any(
         isinstance(t, Tensor) and t.requires_grad for t in flatten((args, rest, outs))[0]
     )
@@ -270,7 +284,6 @@ def _fit(trace: Trace, original: Any, out: Tensor, like: Tensor) -> Tensor:
         return out
     if out.requires_grad:
         raise refusals.OUT_REQUIRES_GRAD(where=user_line())
-    own = trace.reals.get(id(original), original)
     if out.numel() and not like.is_contiguous():
         raise refusals.OUT_TRANSPOSED(where=user_line())
     if (
@@ -279,7 +292,7 @@ def _fit(trace: Trace, original: Any, out: Tensor, like: Tensor) -> Tensor:
         or trace.lineage.given(original) is not None
         or trace.lineage.is_looked_at(out)
         or (id(trace.lineage.named(out)) not in trace.inputs and trace.lineage.source(out) is not None)
-        or (not is_traced(own) and own.untyped_storage().nbytes())
+        or _room(trace, out)
     ):
         _resize(trace, original, out, *like.shape)
     else:

@@ -103,6 +103,8 @@ def steps_between(base: Geometry, member: Geometry) -> tuple[Step, ...] | None:
     """
     if (base.shape, base.stride, base.offset) == (member.shape, member.stride, member.offset):
         return (ALIAS,)
+    if not base.numel:
+        return None
     expanded = [i for i, (n, s) in enumerate(zip(member.shape, member.stride, strict=True)) if n > 1 and s == 0]
     if expanded:
         once = tuple(1 if i in expanded else n for i, n in enumerate(member.shape))

@@ -218,6 +218,13 @@ def refuse_overlap(what: Any, target: Tensor, others: Sequence[Any]) -> None:
             raise refusals.WRITES_WHAT_IT_READS(target_text(what), where=user_line())
 
 
+def refuse_reading(what: Any, target: Tensor, others: Sequence[Any]) -> None:
+    """Raise for a write to memory that is read, where eager PyTorch does not look."""
+    for other in (t for value in others for t in tensors_in(value)):
+        if storage_id(other) == storage_id(target) and share_elements(other, target):
+            raise refusals.WRITES_WHAT_IT_READS(target_text(what), where=user_line())
+
+
 _FILLING = {"fill", "masked_fill", "index_fill"}
 """What reads the one value it writes before it writes."""
 

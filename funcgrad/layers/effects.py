@@ -66,10 +66,12 @@ class SetStorage:
 
 @frozen
 class SetGradient:
-    """The caller's tensor has another gradient from now on, or none."""
+    """The caller's tensor has another gradient from now on, or none; ``earlier``: it was set while the tensor had other
+    sizes."""
 
     target: Slot
     source: NewGradient | None
+    earlier: bool = False
 
     def __str__(self) -> str:
         return f"{self.target}.grad = {self.source}"

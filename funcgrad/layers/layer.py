@@ -18,9 +18,9 @@ from attrs import evolve, frozen
 from ..capture.views import View
 from ..show.parts import Doc, Table, Text
 from ..show.shown import Shown
-from ..slots import Signature, Slot
+from ..slots import NewMemory, Signature, Slot
 from ..source import compile_function
-from .effects import LAST, Effect, GoOn, Recipe, RequireGrad, SetGradient, Wrapped
+from .effects import LAST, Effect, GoOn, Recipe, RequireGrad, SetGradient, SetStorage, Wrapped
 from .printing import print_wrapper
 from .statements import FROM_INSIDE, Bump, Do, Make, Moment, NoteVersions, Run, Statement, Within
 
@@ -120,6 +120,7 @@ def _of_layer(layer: Layer, outer: Signature, quiet: set[Slot]) -> Iterator[tupl
         recipe = layer.recover.get(slot)  # type: ignore[assignment]
         if isinstance(recipe, View):
             yield from _views(slot, recipe, outer)
+    given = {effect.target for effect in layer.effects if isinstance(effect, SetStorage)}
     for effect in layer.effects:
         if isinstance(effect, RequireGrad) and effect.on and effect.target in outer.ins:
             yield Moment.REQUIRED, Do(effect)  # before the kernel runs, so that what that computes has a history
@@ -127,13 +128,15 @@ def _of_layer(layer: Layer, outer: Signature, quiet: set[Slot]) -> Iterator[tupl
             yield Moment.LAST, Do(effect)
         elif isinstance(effect, SetGradient):
             yield Moment.GRADIENTS, Do(effect)
+        elif isinstance(effect, SetStorage) or effect.target in given:
+            yield Moment.GIVEN, Do(effect, effect.target in quiet)
         else:
             yield Moment.WRITES, Do(effect, effect.target in quiet)
 
 
 def _views(slot: Slot, view: View, outer: Signature) -> Iterator[tuple[Moment, Make]]:
     """A view of what the caller has; its last steps may be taken later than the others."""
-    moment = _MOMENT_OF[view.when]
+    moment = Moment.LOOKED if isinstance(slot, NewMemory) and view.when == "last" else _MOMENT_OF[view.when]
     if moment is Moment.BEFORE and view.of not in outer.ins:
         moment = Moment.RETURNED
     yield moment, Make(slot, evolve(view, steps=view.steps[: len(view.steps) - view.late]))

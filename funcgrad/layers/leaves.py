@@ -7,7 +7,7 @@ require grad does so before the kernel runs, so that what is computed has a hist
 
 from __future__ import annotations
 
-from ..capture.facts import Facts
+from ..capture.facts import Facts, Source
 from ..slots import NewGradient, Signature
 from .effects import RequireGrad, SetGradient
 from .layer import Layer, replaced
@@ -18,9 +18,15 @@ def leaves(signature: Signature, facts: Facts) -> Layer | None:
     if not facts.gradients and not facts.switches and not facts.result_gradients:
         return None
     gradients = tuple(
-        SetGradient(slot, NewGradient(slot) if is_new else None) for slot, is_new in facts.gradients.items()
+        SetGradient(slot, NewGradient(slot) if is_new else None, is_new and _changes_sizes(facts, slot))
+        for slot, is_new in facts.gradients.items()
     )
     switches = tuple(RequireGrad(slot, on) for slot, calls in facts.switches.items() for on in calls)
     given = [e.source for e in gradients if e.source is not None]
     inner = replaced(signature, outs=(*signature.outs, *given, *map(NewGradient, facts.result_gradients)))
     return Layer("leaves", str(leaves.__doc__), signature, inner, effects=(*gradients, *switches))
+
+
+def _changes_sizes(facts: Facts, slot: Source) -> bool:
+    change = facts.change_of(slot)
+    return slot in facts.stores or (change is not None and bool(change.restrides))

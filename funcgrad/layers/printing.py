@@ -9,7 +9,15 @@ from typing import Any
 
 import torch
 
-from ..autograd_state import bump_version, go_on, renew_history, versions_of, with_dead_end, with_history_of
+from ..autograd_state import (
+    bump_version,
+    go_on,
+    renew_history,
+    set_earlier_gradient,
+    versions_of,
+    with_dead_end,
+    with_history_of,
+)
 from ..capture.memory import BaseOf
 from ..capture.views import Step, View
 from ..levels import write_below, write_dual
@@ -273,6 +281,9 @@ class _Printer:
             else:
                 resize = f"{within}{target}.resize_({source}.shape).data.copy_({source})"
                 self.lines.append(f"{target}.data = {source}" if effect.how == "data" else resize)
+        elif isinstance(effect, SetGradient) and effect.source is not None and effect.earlier:
+            self._constants["set_earlier_gradient"] = set_earlier_gradient
+            self.lines.append(f"set_earlier_gradient({target}, {self._variables[effect.source]})")
         elif isinstance(effect, (SetGradient, SetResultGradient)):
             self.lines.append(f"{target}.grad = {None if effect.source is None else self._variables[effect.source]}")
         elif isinstance(effect, GoOn):

@@ -38,6 +38,10 @@ class Moment(enum.IntEnum):
     """Views are taken of what the kernel returned."""
     WRITES = enum.auto()
     """The caller's tensors get what they hold in the end."""
+    LOOKED = enum.auto()
+    """Views are taken of that, and of what inputs look like in the end, which inputs are given."""
+    GIVEN = enum.auto()
+    """Inputs are given other memory."""
     WRITTEN = enum.auto()
     """Views are taken of what inputs look like in the end."""
     GRADIENTS = enum.auto()

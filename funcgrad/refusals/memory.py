@@ -119,7 +119,7 @@ VIEW_OF_AS_STRIDED = Refusal(
 )
 RESIZED_AROUND = Refusal(
     MutationError,
-    "the function resizes a tensor in place to memory that lies around it (resize_)",
+    "the function resizes a tensor in place to memory that lies around it (resize_, as_strided_)",
     "return a new tensor",
 )
 SWITCHED_OFF_WITH_VIEW = Refusal(
