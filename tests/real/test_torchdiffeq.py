@@ -61,4 +61,4 @@ def test_a_neural_differential_equation_learns_by_its_adjoint():
 
         return World(loss, lambda step: (torch.randn(3, 2).requires_grad_(),), [field])
 
-    check_steps(make, programs=1)
+    check_steps(make, programs=2)  # the library reads a memo of SciPy's, which the first compile fills
