@@ -116,7 +116,7 @@ def batches(step):
 
 
 @pytest.mark.parametrize("build", [gpt2, llama, bart])
-def test_batches_of_other_sizes_are_learnt_from_by_two_programs(build):
+def test_batches_of_other_sizes_are_learnt_from_by_few_programs(build):
     def make():
         model = build().train()
 
@@ -125,7 +125,7 @@ def test_batches_of_other_sizes_are_learnt_from_by_two_programs(build):
 
         return World(loss, batches, [model])
 
-    check_steps(make, programs=3 if build is bart else 2)
+    check_steps(make, programs=2 if build is llama else 3)  # of 8 tokens, as many as a head has columns, another one
 
 
 def test_sentences_of_other_lengths_are_classified():
