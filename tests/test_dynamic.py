@@ -326,6 +326,29 @@ def test_what_is_asked_of_a_constant_that_is_the_same_at_every_size_leaves_no_gu
     assert compiled.cache_info().misses == 2
 
 
+COUNTED: dict[str, Callable[[Tensor], Tensor]] = {
+    "all of a mask": lambda x: x if (m := torch.ones(x.shape, dtype=torch.long)).sum() == m.numel() else -x,
+    "not all of a mask": lambda x: x if (m := torch.ones(x.shape, dtype=torch.bool)).sum() < m.numel() else -x,
+    "of a mask that was one of floats": lambda x: (
+        x if (m := torch.ones(x.shape).to(torch.bool)).sum() == m.numel() else -x
+    ),
+    "a size in a tensor": lambda x: x * torch.tensor(len(x)).item(),
+    "counted": lambda x: x * torch.ones(x.shape, dtype=torch.bool).sum().item(),
+    "filled": lambda x: x if (torch.full((3,), len(x)) == len(x)).all() else -x,
+    "as a size": lambda x: x[torch.arange(torch.full((), len(x)).item() - 1)],
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_what_a_constant_is_filled_with_is_known_at_every_size(name: str) -> None:
+    """A mask of ones is compared with how many they are, as transformers does it."""
+    f, compiled = COUNTED[name], fg.jit(COUNTED[name])
+    for n in (2, 3, 4, 5):
+        x = torch.randn(n, 4)
+        assert_rounded(compiled(x), f(x))
+    assert compiled.cache_info().misses == 2
+
+
 BY_SIZE: dict[str, Callable[[Tensor], Any]] = {
     "summed": lambda x: torch.ones(x.shape[:1]).sum() > 3,
     "counted": lambda x: (torch.arange(len(x)) < 4).all(),
@@ -333,6 +356,13 @@ BY_SIZE: dict[str, Callable[[Tensor], Any]] = {
     "added": lambda x: (torch.ones(x.shape) + len(x) < 5).all(),
     "viewed": lambda x: torch.ones(x.shape).view(-1).sum() > 12,
     "spread": lambda x: (torch.arange(4.0).expand(x.shape).cumsum(0) < 10).all(),
+    "wrapped around": lambda x: torch.full((), 253 + len(x)).to(torch.uint8).item() < 9,
+    "summed in eight bits": lambda x: (
+        torch.full(x.shape[:1], 100, dtype=torch.uint8).sum(dtype=torch.uint8).item() > 99
+    ),
+    "summed in single precision": lambda x: torch.ones(x.shape[:1]).sum().item() > 3,
+    "rounded": lambda x: torch.full((), 2**24 + len(x), dtype=torch.float32).long().item() % 2 == 1,
+    "none of none": lambda x: torch.full((0, 2), len(x)).any() or len(x) > 3,
     "after a mask": lambda x: torch.ones(x.shape[:1]).all() and torch.ones(x.shape[:1]).sum() > 3,
 }
 

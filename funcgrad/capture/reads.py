@@ -129,10 +129,12 @@ class Reads:
     def answer(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What an operator says of values (``item``, ``equal``). Raises ``DataDependentOutputException`` where
         nobody knows."""
-        if self.tape.is_constant([*args, *kwargs.values()]):
-            is_uniform = self.tape.is_uniform([args, kwargs])
-            return (self.tape.now if is_uniform else self.tape.constant)(op, args, kwargs)
         is_item = op is aten._local_scalar_dense.default
+        if self.tape.is_constant([*args, *kwargs.values()]):
+            if self.tape.is_uniform([args, kwargs]):
+                return self.tape.now(op, args, kwargs)
+            number = self.tape.number(args[0]) if is_item else None
+            return self.tape.constant(op, args, kwargs) if number is None else seen(number)
         value = self._read(lambda: self._now(op, args, kwargs), [args, kwargs], is_item)
         if value is NotImplemented:
             raise DataDependentOutputException(op)

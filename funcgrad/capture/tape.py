@@ -24,7 +24,7 @@ from ..torch_private.levels import outside_transforms
 from ..torch_private.modes import without_function_modes
 from ..torch_private.operators import draws_random, is_operator, is_torchs_own, returns_nothing, writes_inputs
 from .autocast import autocast_as
-from .uniform import keeps_uniform
+from .uniform import filled_with, keeps_uniform
 
 aten = torch.ops.aten
 
@@ -124,6 +124,11 @@ class Tape:
     def is_uniform(self, value: Any) -> bool:
         """Whether no symbolic size decides what the values of constants are."""
         return all(self._calls[id(fake)].is_uniform for fake in fakes_in(value))
+
+    def number(self, constant: Tensor) -> Any:
+        """The whole number, or bool, that a constant is filled with, where that is known at every size; else None."""
+        is_float = constant.is_floating_point()
+        return None if is_float else filled_with(constant, lambda fake: self._calls.get(id(fake)))
 
     def is_exact(self, value: Any) -> bool:
         """Whether constants are computed of whole numbers and bools alone: rounding, which a kernel may do

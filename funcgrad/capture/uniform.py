@@ -1,4 +1,4 @@
-"""Constants of symbolic size: whether another size would be other values.
+"""Constants of symbolic size: whether another size would be other values, and what they are at every size.
 
 What is filled with a number, or expanded, is *uniform*: the same along dimensions of symbolic size. So is what is
 computed of it element by element, and whether all of it are true: an argument that ``torch.distributions`` validates.
@@ -6,10 +6,13 @@ computed of it element by element, and whether all of it are true: an argument t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..torch_private.operators import is_pointwise
 
@@ -45,6 +48,54 @@ def keeps_uniform(op: Any, args: Sequence[Any], kwargs: dict[str, Any], shapes: 
     if _has_symbols([args, kwargs]):
         return False
     return op in _KEEP or is_pointwise(op) or not _has_symbols(shapes)
+
+
+_GIVEN = {aten.full.default: 1, aten.full_like.default: 1, aten.new_full.default: 2}
+"""Operators that fill a tensor with one of their arguments."""
+_ONES_OR_ZEROS = {
+    **dict.fromkeys((aten.ones.default, aten.ones_like.default, aten.new_ones.default), 1),
+    **dict.fromkeys((aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default), 0),
+}
+_COMPARISONS = {
+    getattr(getattr(aten, name), overload): getattr(operator, name)
+    for name in ("eq", "ne", "lt", "le", "gt", "ge")
+    for overload in ("Scalar", "Tensor")
+}
+_PASS_ON = _KEEP | _BATCHED - {aten.linalg_cholesky_ex.default} | {aten.expand.default}
+
+
+def filled_with(value: Any, call_of: Callable[[Tensor], Any]) -> Any:
+    """The whole number, or bool, that a constant is filled with: in symbols, where sizes decide it (``ones(n).sum()``
+    is ``n``); None for one that is not known to be filled. ``call_of``: what made a tensor."""
+    if not isinstance(value, Tensor):
+        return value if isinstance(value, (int, torch.SymInt)) else None
+    call, is_whole = call_of(value), value.dtype in (torch.int64, torch.bool)  # smaller ones wrap around
+    # of what is empty all are true, and none is
+    if (
+        call is None
+        or not (is_whole or value.is_floating_point())
+        or any(type(n) is int and n == 0 for n in value.shape)
+    ):
+        return None
+    found: Any
+    if call.op in _ONES_OR_ZEROS:
+        found = _ONES_OR_ZEROS[call.op]
+    elif call.op in _PASS_ON:
+        found = filled_with(call.args[0], call_of)
+    elif not is_whole:  # rounded
+        return None
+    elif call.op in _GIVEN:
+        found = call.args[_GIVEN[call.op]]
+        found = found if isinstance(found, (int, torch.SymInt)) else None
+    elif call.op in _COMPARISONS:
+        a, b = (filled_with(operand, call_of) for operand in call.args)
+        found = None if a is None or b is None else _COMPARISONS[call.op](a, b)
+    elif call.op is aten.sum.default and not call.args[0].is_floating_point():
+        found = filled_with(call.args[0], call_of)
+        found = None if found is None else found * math.prod(call.args[0].shape)
+    else:
+        return None
+    return found if found is None or value.dtype != torch.bool else bool(found)
 
 
 def _has_symbols(value: Any) -> bool:

@@ -79,6 +79,15 @@ def test_a_variational_process_learns():
     check_steps(make, programs=2)
 
 
+def test_a_variational_process_learns_from_batches_of_other_sizes():
+    def make():
+        model, likelihood = Sparse(torch.linspace(0, 1, 4)[:, None]), gpytorch.likelihoods.GaussianLikelihood()
+        bound = gpytorch.mlls.VariationalELBO(likelihood, model, 40)
+        return World(lambda x, y: -bound(model(x), y), lambda n: (torch.rand(9 - n, 1), torch.randn(9 - n)), [bound])
+
+    check_steps(make, programs=2)
+
+
 def test_a_process_predicts():
     """Its strategy of prediction is made in the first call, and kept."""
 

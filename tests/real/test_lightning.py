@@ -50,3 +50,34 @@ def test_a_loop_with_a_scheduler_learns():
 
     check_steps(make, programs=1)
     assert [model.seen for model in models] == [6, 5]  # ours went through one step more
+
+
+def test_batches_of_other_sizes_are_counted_and_their_losses_are_kept():
+    class Counting(Classifier):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("correct", torch.zeros(()))
+            self.losses = []
+
+        def training_step(self, batch):
+            x, y = batch
+            out = self.layers(x)
+            loss = torch.nn.functional.cross_entropy(out, y)
+            self.correct += (out.argmax(-1) == y).sum()
+            self.losses.append(loss.detach())
+            return loss
+
+    models = []
+
+    def make():
+        models.append(model := Counting().train())
+        (optimiser,), _ = model.configure_optimizers()
+
+        def arguments(step):
+            return torch.randn(6 + step, 4), torch.randint(0, 3, (6 + step,))
+
+        return World(lambda x, y: model.training_step((x, y)), arguments, [model], lambda _: optimiser.step())
+
+    check_steps(make, programs=2)
+    ours, eager = (torch.stack(model.losses[:5]) for model in models)
+    torch.testing.assert_close(ours, eager)

@@ -40,3 +40,25 @@ def test_a_neural_differential_equation_learns():
         return World(loss, lambda step: (torch.randn(3, 2).requires_grad_(),), [field])
 
     check_steps(make, programs=1)
+
+
+@pytest.mark.filterwarnings("ignore::funcgrad.errors.UnresolvedCaptureWarning")
+def test_a_neural_differential_equation_learns_by_its_adjoint():
+    class Field(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+
+        def forward(self, t, y):
+            return self.layers(y**3)
+
+    def make():
+        field = Field()
+
+        def loss(y):
+            found = torchdiffeq.odeint_adjoint(field, y, torch.linspace(0, 1, 3), method="rk4")
+            return found[-1].square().mean()
+
+        return World(loss, lambda step: (torch.randn(3, 2).requires_grad_(),), [field])
+
+    check_steps(make, programs=2)  # the library reads a memo of SciPy's, which the first compile fills

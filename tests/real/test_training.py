@@ -83,6 +83,72 @@ def test_a_whole_step_with_a_scheduler_and_clipping():
     check_steps(make, programs=5)
 
 
+def test_a_whole_step_of_adam_makes_its_state():
+    """Weights of one shape among them, each with averages of its own."""
+
+    def make():
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4))
+        optimiser = torch.optim.AdamW(model.parameters(), 0.01)
+
+        def step(x, y):
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimiser.step()
+            optimiser.zero_grad()
+            return loss.detach()
+
+        def arguments(_):
+            return torch.randn(8, 4), torch.randint(0, 4, (8,))
+
+        return World(step, arguments, [model], between=lambda _: None)
+
+    check_steps(make, programs=2)
+
+
+class Autoencoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encode, self.decode = nn.Linear(6, 8), nn.Linear(4, 6)
+
+    def forward(self, x):
+        mean, scale = self.encode(x).chunk(2, -1)
+        found = torch.distributions.Normal(mean, F.softplus(scale))
+        prior = torch.distributions.Normal(torch.zeros_like(mean), torch.ones_like(scale))
+        seen = torch.distributions.Bernoulli(logits=self.decode(found.rsample()))
+        likelihood = seen.log_prob((x > 0).to(x.dtype)).sum(-1)
+        return (torch.distributions.kl_divergence(found, prior).sum(-1) - likelihood).mean()
+
+
+def test_a_variational_autoencoder_learns_from_batches_of_other_sizes():
+    def make():
+        model = Autoencoder()
+        return World(lambda x: model(x), lambda step: (torch.randn(4 + step, 6),), [model])
+
+    check_steps(make, programs=2)
+
+
+def test_a_policy_is_improved():
+    def make():
+        policy = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 3))
+
+        def episode(state):
+            logs, returns, total = [], [], torch.zeros(())
+            for _ in range(4):
+                choice = torch.distributions.Categorical(logits=policy(state))
+                action = choice.sample()
+                logs.append(choice.log_prob(action))
+                state = state * 0.9 + torch.stack([action - 1.0, 1.0 - action])
+                returns.append(-state.square().sum())
+            for n in reversed(range(4)):
+                returns[n] = total = returns[n] + 0.9 * total
+            gain = torch.stack(returns).detach()
+            return -(torch.stack(logs) * (gain - gain.mean()) / (gain.std() + 1e-6)).sum()
+
+        return World(episode, lambda step: (torch.randn(2),), [policy])
+
+    check_steps(make, programs=1)
+
+
 def test_a_chain_is_sampled():
     def make():
         def chain(x):

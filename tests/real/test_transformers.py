@@ -94,3 +94,51 @@ def test_greedy_generation_draws_the_same_tokens(build):
         return World(step, lambda _: (torch.randint(1, 50, (2, 6)),), [model])
 
     check_steps(make, programs=2)
+
+
+def bart():
+    half = {f"{part}_{what}": n for part in ("encoder", "decoder") for what, n in SIZES_OF_BART.items()}
+    tokens_of_bart = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
+    return transformers.BartForConditionalGeneration(
+        transformers.BartConfig(vocab_size=50, d_model=16, max_position_embeddings=32, **half, **tokens_of_bart)
+    )
+
+
+SIZES_OF_BART = {"layers": 1, "attention_heads": 2, "ffn_dim": 32}
+
+
+def batches(step):
+    """Sentences in batches of other sizes, padded to the longest."""
+    count, longest = 2 + step % 3, 5 + step
+    ids, lengths = torch.randint(1, 50, (count, longest)), torch.randint(2, longest + 1, (count,))
+    lengths[0] = longest
+    return ids, (torch.arange(longest) < lengths[:, None]).long()
+
+
+@pytest.mark.parametrize("build", [gpt2, llama, bart])
+def test_batches_of_other_sizes_are_learnt_from_by_few_programs(build):
+    def make():
+        model = build().train()
+
+        def loss(ids, mask):
+            return model(input_ids=ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100)).loss
+
+        return World(loss, batches, [model])
+
+    check_steps(make, programs=2 if build is llama else 3)  # of 8 tokens, as many as a head has columns, another one
+
+
+def test_sentences_of_other_lengths_are_classified():
+    def make():
+        model = transformers.BertForSequenceClassification(transformers.BertConfig(num_labels=3, **TINY)).train()
+
+        def loss(ids, mask, labels):
+            return model(input_ids=ids, attention_mask=mask, labels=labels).loss
+
+        def arguments(step):
+            ids, mask = batches(step)
+            return ids, mask, torch.randint(0, 3, (len(ids),))
+
+        return World(loss, arguments, [model])
+
+    check_steps(make, programs=3)
