@@ -7,6 +7,7 @@ from torch import func
 from transformed import F64, OPTIONS, jit, same
 
 import funcgrad as fg
+from funcgrad.transforms import nodes
 
 
 def jvp(f):
@@ -372,6 +373,68 @@ def test_a_gradient_at_a_level_is_differentiated_at_that_level_again(x):
 
     y = x.cos()
     same(func.grad(loss(jit(f)), argnums=(0, 1))(x, y), func.grad(loss(f), argnums=(0, 1))(x, y))
+
+
+# ── printed calls at a level of reverse mode ─────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "outer",
+    [
+        lambda f, x: func.grad(f)(x),
+        lambda f, x: func.vjp(f, x)[1](x.sum()),
+        lambda f, x: func.vmap(func.grad(f))(x),
+    ],
+    ids=["grad", "vjp", "vmap of grad"],
+)
+def test_a_call_at_a_level_is_printed_for_what_its_values_are(x, outer, monkeypatch):
+    def f(x):
+        return (x.sin() * x).sum()
+
+    compiled = jit(f)
+    outer(compiled, x)
+    monkeypatch.setattr(nodes, "_ran", lambda passage, *_: pytest.fail(f"taken apart again: {passage.compiled}"))
+    same(outer(compiled, 2 * x), outer(f, 2 * x))
+
+
+def _no_grad(f, x, w):
+    with torch.no_grad():
+        return f(x, w)[0]
+
+
+def _tracked_by_autograd(f, x, w):
+    w = w.clone().requires_grad_()
+    return torch.autograd.grad(func.grad(lambda x: f(x, w)[0].sum())(x).sum(), w)
+
+
+_AT_A_LEVEL = {
+    "one is tracked": lambda f, x, w: func.grad(lambda x: f(x, w)[0].sum())(x),
+    "the other is": lambda f, x, w: func.grad(lambda w: f(x, w)[0].sum())(w),
+    "both are": lambda f, x, w: func.grad(lambda x, w: f(x, w)[0].sum(), (0, 1))(x, w),
+    "one is of the level": lambda f, x, w: func.grad(lambda x: f(x, (w + 0 * x).detach())[0].sum())(x),
+    "without gradients": lambda f, x, w: func.grad(lambda x: (_no_grad(f, x, w) * x).sum())(x),
+    "an outer level tracks": lambda f, x, w: func.grad(
+        lambda w: func.grad(lambda x: f(x, w)[0].sum())(x).sum() + f(x, w)[1].sum()
+    )(w),
+    "autograd tracks": _tracked_by_autograd,
+    "symbolic zeros": lambda f, x, w: func.vjp(lambda x: f(x, w), x)[1](
+        (torch._efficientzerotensor(x.shape, dtype=x.dtype), torch._efficientzerotensor((), dtype=x.dtype))
+    ),
+    "one cotangent": lambda f, x, w: func.grad(lambda x: f(x, w)[1])(x),
+    "forward over reverse": lambda f, x, w: func.jvp(func.grad(lambda x: f(x, w)[0].sum()), (x,), (w,)),
+    "in a batch": lambda f, x, w: func.vmap(func.grad(lambda x, w: f(x, w)[0].sum()), (0, None))(x, w[0]),
+}
+
+
+def test_other_values_than_those_a_call_was_printed_for(x):
+    def f(x, w):
+        return (x * w).sin() * x, (w.exp() * x).sum()
+
+    compiled, w = jit(f), x.cos()
+    for turn in (1, -1):
+        for call in [*_AT_A_LEVEL.values()][::turn]:
+            for values in ((x, w), (2 * x, w)):
+                same(call(compiled, *values), call(f, *values))
 
 
 # ── graphs of halves under vmap ──────────────────────────────────────────────────────────────────────────────────────

@@ -99,16 +99,17 @@ def innermost_size() -> int:
 
 class BelowLevel:
     """A context: inside, the innermost transform does not run: what it runs over does, with the modes that were when
-    it began. ``tracked``: but for those, all that a level knows of is tracked."""
+    it began. ``tracked``: but for those, all that a level knows of is tracked. ``kind``: its kind, where that is
+    known."""
 
-    __slots__ = ("_forward", "_grad", "_layer", "_tracked")
+    __slots__ = ("_forward", "_grad", "_kind", "_layer", "_tracked")
 
-    def __init__(self, tracked: bool = False) -> None:
-        self._tracked = tracked
+    def __init__(self, tracked: bool = False, kind: str | None = None) -> None:
+        self._tracked, self._kind = tracked, kind
 
     def __enter__(self) -> None:
         top: Any = _innermost()
-        kind = _KINDS[int(top.key())]
+        kind = self._kind or _KINDS[int(top.key())]
         grad = self._grad = _grad_enabled()
         forward = self._forward = _forward_enabled()
         if self._tracked:

@@ -9,6 +9,7 @@ batched function (``Mapped``).
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Collection, Sequence
 from contextvars import ContextVar
@@ -49,6 +50,7 @@ from ..torch_private.tensors import (
     unwrap_transform,
     wrapped_value,
 )
+from .peel import AT_MOST, At, Crossing, print_crossing
 from .programs import Programs
 from .pure import BackwardHalf, ForwardHalf, Pure, backward_half, mapped, pulled_back, pushed_forward
 
@@ -81,6 +83,9 @@ def pure_call(compiled: Programs, values: Sequence[Any], kind: str | None, level
         return _mapped_call(compiled, values, level)
     if kind in ("jvp", None):
         return _pushed(compiled, values, kind, level)
+    for peel in compiled.peels:
+        if (result := peel(values, level)) is not MISS:
+            return result
     own, here, tracked, opaque = [], [], [], True
     for i, value in enumerate(values):
         below = value
@@ -104,8 +109,37 @@ def pure_call(compiled: Programs, values: Sequence[Any], kind: str | None, level
     if definition.written:
         here = _with_copies(here, definition.written)
     passage = _passage(compiled, tuple(tracked), len(here), opaque)
+    if opaque and definition.n_outs and not definition.written and not definition.draws:
+        _print_peel(passage, values, own)
     outs = applied_at_level(_Node, passage, level, _ran(passage, level, own, here), *[here[i] for i in tracked])
     return outs if definition.n_outs else ()
+
+
+def _print_peel(passage: Passage, values: Sequence[Any], own: Sequence[Any]) -> None:
+    """The next call with such values is printed. ``own``: what they are below the level."""
+    compiled = passage.compiled
+    pairs = enumerate(zip(values, own, strict=True))
+    are = tuple(_at(v, below, i in passage.tracked) for i, (v, below) in pairs)
+    if are in compiled.passages:
+        return
+    definition: Any = compiled.definition
+    compiled.passages[are] = passage
+    linear_in = range(definition.n_before, passage.n) if isinstance(definition, BackwardHalf) else ()
+    kept = range(passage.n) if passage.places is None else passage.places
+    peel = print_crossing(
+        Crossing(are, kept, definition.n_outs, linear_in),
+        passage.forward.run_first_fit,
+        functools.partial(_called, passage.forward),
+        _is_opaque,
+        functools.partial(applied_at_level, _Node, passage),
+    )
+    compiled.peels = [peel, *compiled.peels][:AT_MOST]
+
+
+def _at(value: Any, below: Any, tracked: bool) -> At:
+    if not isinstance(value, Tensor):
+        return "other"
+    return "tracked" if tracked else "below" if below is value else "wrapped"
 
 
 def _below(values: Sequence[Any], level: int) -> list[Any]:

@@ -1,26 +1,44 @@
-"""A call of a compiled function under ``torch.func.vmap``, printed for one structure of arguments: take them apart,
-take off the batch dimensions, call the batched function one level below, put batch dimensions on its results.
+"""A call of a compiled function at a level of torch.func, printed for what it was met with.
+
+Under vmap, for one structure of arguments: take them apart, take off the batch dimensions, call the batched function
+one level below, put batch dimensions on its results. At a level of reverse mode, for what its values are there: a pure
+function runs below the level, and is a node of the level's graph.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from attrs import frozen
 from torch import Tensor
 
 from ..runtime.call import MISS
 from ..source import Source, compile_function
-from ..torch_private.levels import BelowLevel, batched_at, unbatched_at, unwrap_dead
+from ..torch_private.levels import (
+    BelowLevel,
+    batched_at,
+    transforms_or_duals,
+    unbatched_at,
+    unwrap_dead,
+    unwrapped_at,
+    wrapped_at,
+)
+from ..torch_private.tensors import is_transform_wrapper, is_zero_tensor
 from ..trees import Node, Tree, count, flatten, print_flatten, print_unflatten, unflatten
 
 AT_MOST = 8
 """So many structures of arguments are printed for a function."""
 
-Printed = Callable[[tuple[Any, ...], dict[str, Any], int], Any]
-"""Takes positional arguments, keyword arguments and the level of the vmap; ``MISS`` where the structure is another."""
+Printed = Callable[..., Any]
+"""Takes positional arguments, keyword arguments and the level of the vmap, or values and the level of reverse mode;
+``MISS`` where the structure is another."""
+
+At = Literal["tracked", "wrapped", "below", "other"]
+"""What a value is at a level of reverse mode: a tensor of the level that is tracked or is not, a tensor from below the
+level, or no tensor."""
 
 
 @frozen(eq=False)
@@ -90,3 +108,62 @@ def with_batch_dimensions(result: Any, dims: tuple[int, ...], given: dict[int, T
         for v, d in pairs
     ]
     return unflatten(at_level, tree)
+
+
+@frozen(eq=False)
+class Crossing:
+    """How a pure function crosses a level of reverse mode: what its values ``are`` there, of which no level below
+    tracks any, which of them backward needs (``kept``), and how many of its outputs are results (the others backward
+    needs, too). Where all of the values in ``linear_in`` are symbolic zeros it does not run."""
+
+    are: tuple[At, ...]
+    kept: Sequence[int]
+    n_outs: int
+    linear_in: Sequence[int]
+
+
+def print_crossing(
+    crossing: Crossing,
+    run_first_fit: Callable[..., Any],
+    run: Callable[[Sequence[Any]], Any],
+    is_opaque: Callable[[Any], bool],
+    node: Callable[..., Any],
+) -> Printed:
+    """The next such call. ``run_first_fit`` and ``run`` are the function where nothing runs below the level and where
+    something does; ``node`` takes the level, the outputs, what backward needs, and the tensors that are tracked."""
+    constants: dict[str, Any] = {
+        "MISS": MISS, "Tensor": Tensor, "unwrapped": unwrapped_at, "wrapped": wrapped_at, "BelowLevel": BelowLevel,
+        "is_wrapper": is_transform_wrapper, "is_opaque": is_opaque, "is_zero": is_zero_tensor, "node": node,
+        "grad_enabled": torch.is_grad_enabled, "transforms_or_duals": transforms_or_duals,
+        "run_first_fit": run_first_fit, "run": run,
+    }  # fmt: skip
+    names, own, kept, tracked = [f"x{i}" for i in range(len(crossing.are))], [], [], []
+    lines = ["if not grad_enabled(): return MISS", f"{', '.join(names)}, = values"]
+    for i, (name, at) in enumerate(zip(names, crossing.are, strict=True)):
+        lines += [f"if {'' if at == 'other' else 'not '}isinstance({name}, Tensor): return MISS"]
+        own.append(name if at in ("below", "other") else f"own_{name}")
+        if at == "other":
+            continue
+        lines += [f"own_{name} = unwrapped(level, {name})"]
+        if at == "below":
+            lines += [f"if own_{name} is not {name}: return MISS"]
+        else:
+            lines += [f"if own_{name} is {name} or {name}.requires_grad is not {at == 'tracked'}: return MISS"]
+        lines += [f"if {own[i]}.requires_grad or is_wrapper({own[i]}) and not is_opaque({own[i]}): return MISS"]
+        if at == "tracked":
+            tracked.append(name)
+    if crossing.linear_in:
+        lines += [f"if {' and '.join(f'is_zero({own[i]})' for i in crossing.linear_in)}: return MISS"]
+    kept = [f"wrapped(level, {names[i]})" if crossing.are[i] == "below" else names[i] for i in crossing.kept]
+    results = f"[wrapped(level, v) if isinstance(v, Tensor) else v for v in outs[:{crossing.n_outs}]]"
+    lines += [
+        f"own = {', '.join(own)},",
+        "with BelowLevel(True, 'grad'):",
+        "    outs = MISS if transforms_or_duals() else run_first_fit(own, {})",
+        "    if outs is MISS: outs = run(own)",
+        f"kept = ({''.join(f'{k}, ' for k in kept)}*outs[{crossing.n_outs}:])",
+        f"return node(level, (tuple({results}), kept, None), {', '.join(tracked)})",
+    ]
+    text = "def peel(values, level):\n" + "".join(f"    {line}\n" for line in lines)
+    printed: Printed = compile_function(Source("peel", "python", text, constants))
+    return printed
