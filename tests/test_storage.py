@@ -392,6 +392,24 @@ def test_what_is_resized_within_its_memory_looks_at_what_lies_around_it(f, make)
         assert overlaps or found.error is None, found.error
 
 
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized:UserWarning")
+def test_out_that_reads_what_it_leaves():
+    """It shrinks, and then shares nothing with what is read."""
+
+    def f(x, y):
+        torch.cumsum(y, 0, out=x)
+        return (x.relu(),)
+
+    def make():
+        base = torch.arange(8.0)
+        return base.view(4, 2), base[4:]
+
+    case, compiled = Case(make, f), fg.jit(f)
+    for _ in range(2):
+        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
+        assert found.error is None, found.error
+
+
 def test_what_lies_around_a_tensor_that_is_resized_is_part_of_the_key():
     """In its own memory alone, it would have to grow."""
     compiled = fg.jit(lambda x: x.resize_(5) * 2)

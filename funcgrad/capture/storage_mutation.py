@@ -240,11 +240,9 @@ def call_with_out(trace: Trace, func: Any, original: Any, args: Sequence[Any], k
     named = original if isinstance(original, tuple) else (original,)
     read = flatten((args, rest))[0] if trace.writes.first_run else ()
     likes = [likes] if isinstance(likes, Tensor) else likes
-    for out, like in zip(outs, likes, strict=True):
-        refuse_overlap(func, out, read if out.shape != like.shape else ())  # eager PyTorch looks before it resizes
     fitted = tuple(_fit(trace, *one) for one in zip(named, outs, likes, strict=True))
     for out, now in zip(outs, fitted, strict=True):
-        refuse_reading(func, now, read if out is not now else ())
+        refuse_reading(func, now, read if out.numel() < now.numel() else ())  # eager PyTorch looks before it resizes
     outs = fitted
     refused = torch.is_grad_enabled() and any(
         isinstance(t, Tensor) and t.requires_grad for t in flatten((args, rest, outs))[0]
