@@ -566,6 +566,15 @@ def test_what_is_stored_anew_on_each_call_is_no_reason_to_compile(source):
     assert compiled.cache_info().misses <= 2
 
 
+def test_an_item_of_a_counter_that_is_counted_compiles_once():
+    compiled = fg.jit(
+        world("c = collections.Counter()\ndef f(x):\n    c['a'] += 1\n    return x * 2")["f"], backend="aten"
+    )
+    for _ in range(5):
+        compiled(X)
+    assert compiled.cache_info().misses <= 2
+
+
 class _Gone:
     by = 2.0
 

@@ -24,6 +24,7 @@ from .mentioned import Mentioned
 from .names import (
     CONSTRUCTORS,
     assigned_by,
+    found_on,
     is_installed,
     is_installed_file,
     is_library,
@@ -294,9 +295,8 @@ class Assumed(Mentioned):
         """The constant keys by which all code that was reached reads, or replaces items of, a container that has
         these names; None if some reads it otherwise. What was only counted, or added to a list, is found by
         comparison."""
-        if isinstance(container, dict) and any(
-            isinstance(getattr(type(container), method, None), types.FunctionType) for method in _OF_ITEMS
-        ):
+        says = {found_on(type(container), method)[0] for method in _OF_ITEMS} if isinstance(container, dict) else ()
+        if not all(c is None or is_library(c) for c in says):
             return None  # a class of the caller's says what an item is
         found: set[Any] = set()
         grows = isinstance(container, (list, collections.deque))
