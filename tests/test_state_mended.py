@@ -4,15 +4,22 @@ Each case is the source of a small world with a function ``f``, and a script: ``
 the world.
 """
 
+import array
+import collections
 import contextlib
+import contextvars
+import csv
 import functools
 import importlib
 import io
 import math
+import operator
 import os
 import sys
 import threading
 import types
+import unittest.mock
+import weakref
 
 import numpy as np
 import pytest
@@ -24,6 +31,57 @@ from torch import nn
 import funcgrad as fg
 
 SCRIPTS = {
+    # what no hook heard of
+    "a copy": ("c = Config()\ndef f(x): return x * copy.copy(c).lr", "call(); c.lr = 7.0; call(); call()"),
+    "a deep copy": (
+        "c = Config()\ndef f(x): return x * copy.deepcopy(c).nested['a']['b']",
+        "call(); c.nested['a']['b'] = 7.0; call(); call()",
+    ),
+    "a memoryview": ("b = bytearray(b'ab')\nm = memoryview(b)\ndef f(x): return x * m[0]", "call(); b[0] = 3; call()"),
+    "a memoryview that is written to": (
+        "b = bytearray(b'ab')\nm = memoryview(b)\ndef f(x):\n    m[1] = m[1] + 1\n    return x * m[0]",
+        "call(); call(); m.release(); b[0] = 3",
+    ),
+    "a weak proxy": (
+        "c = Config()\np = weakref.proxy(c)\ndef f(x): return x * p.lr",
+        "call(); c.lr = 7.0; call(); p = 0",
+    ),
+    "a value in a context": (
+        "v = contextvars.ContextVar('v', default=2.0)\nk = contextvars.copy_context()\n"
+        "def f(x): return k.run(lambda: x * v.get())",
+        "call(); k.run(v.set, 3.0); call(); k.run(v.set, 4.0); call(); v = k = 0",
+    ),
+    "the names of a pattern": (
+        "class P:\n    __match_args__ = ('a',)\n    def __init__(self): self.a, self.b = 2.0, 5.0\np = P()\n"
+        "def f(x):\n    match p:\n        case P(v): return x * v",
+        "call(); P.__match_args__ = ('b',); call()",
+    ),
+    "what a default factory reads": (
+        "k = [2.0]\nd = collections.defaultdict(lambda: k[0])\ndef f(x): return x * d['a']",
+        "call(); del d['a']; k[0] = 3.0; call(); d.default_factory = 0",
+    ),
+    "another default factory": (
+        "d = collections.defaultdict(int)\ndef f(x): return x * (1 + d['a'])",
+        "call(); d.clear(); d.default_factory = lambda: 4.0; call(); d.default_factory = 0",
+    ),
+    "a missing item that the length gives": (
+        "class D(dict):\n    def __missing__(self, k): self[k] = len(self) + 1.0; return self[k]\nd = D()\n"
+        "def f(x): return x * d['a']",
+        "call(); d.clear(); d['z'] = 1; call()",
+    ),
+    "an attribute of an enum's member": (
+        "class E(enum.Enum):\n    A = 1\nE.A.by = 2.0\ndef f(x): return x * E.A.by",
+        "call(); E.A.by = 3.0; call()",
+    ),
+    "an enum's method": (
+        "k = [2.0]\nclass E(enum.Enum):\n    A = 1\n    def by(self): return k[0]\nc = Config()\nc.e = E.A\n"
+        "def f(x): return x * c.e.by()",
+        "call(); k[0] = 3.0; call(); E.by = lambda self: 9.0; call()",
+    ),
+    "__getattr__ of a module": (
+        "k = [2.0]\nm = types.ModuleType('m')\nm.__getattr__ = lambda n: k[0]\ndef f(x): return x * m.by",
+        "call(); k[0] = 3.0; call()",
+    ),
     # read after it was written, by what no hook hears of
     "a counter of the class that is read": (
         "class T:\n    n = 0\n    def __enter__(self): type(self).n += 1; return self\n    def __exit__(self, *_): "
@@ -304,7 +362,7 @@ SCRIPTS = {
 def run(source, script, transform):
     """What the calls of a script give, and all that can be seen afterwards."""
     space, results = {}, []
-    space = world("import contextlib, sys, threading\n" + source)
+    space = world("import contextlib, copy, sys, threading, weakref\n" + source)
     f, space["X"] = transform(space["f"]), X
     steps = script.split("; ")
     for step in steps:
@@ -508,10 +566,64 @@ def test_what_is_stored_anew_on_each_call_is_no_reason_to_compile(source):
     assert compiled.cache_info().misses <= 2
 
 
-def test_bytes_that_change_are_named():
-    raw = memoryview(bytearray(b"\2"))
-    with pytest.warns(fg.UnwatchedStateWarning, match=r"raw \(a memoryview\) cannot be watched"):
-        assert torch.equal(fg.jit(lambda x: x * raw[0], backend="aten")(X), X * 2)
+def test_an_item_of_a_counter_that_is_counted_compiles_once():
+    compiled = fg.jit(
+        world("c = collections.Counter()\ndef f(x):\n    c['a'] += 1\n    return x * 2")["f"], backend="aten"
+    )
+    for _ in range(5):
+        compiled(X)
+    assert compiled.cache_info().misses <= 2
+
+
+class _Gone:
+    by = 2.0
+
+
+def test_a_weak_reference_to_what_the_program_keeps_is_named():
+    held = _Gone()
+    refers = weakref.ref(held)
+    with pytest.warns(fg.UnwatchedStateWarning, match="reads refers, a weak reference"):
+        assert torch.equal(fg.jit(lambda x: x * refers().by, backend="aten")(X), X * 2)
+
+
+def test_a_write_by_a_method_taken_from_a_stream_is_named(tmp_path):
+    with open(tmp_path / "log", "w") as stream:
+        write = stream.write
+        with pytest.warns(fg.UnwatchedStateWarning, match="writes to a stream by write, which was taken from it"):
+            fg.jit(lambda x: (write("a"), x * 2)[1], backend="aten")(X)
+
+
+def test_a_write_in_a_context_of_its_own_is_refused():
+    variable, context = contextvars.ContextVar("variable", default=2.0), contextvars.copy_context()
+    context.run(variable.set, 3.0)
+    with pytest.raises(fg.MutationError, match="a value in a context of its own"):
+        fg.jit(lambda x: x * (context.run(variable.set, 4.0), 2)[1], backend="aten")(X)
+    assert context[variable] == 3.0
+
+
+class _Sequence:
+    def __getitem__(self, i):
+        return float(i)
+
+
+ITERATORS = {
+    "of a callable": lambda: iter(lambda: 1.0, None),
+    "of values": lambda: iter({"a": 1.0, "b": 2.0}.values()),
+    "of a sequence": lambda: iter(_Sequence()),
+    "of a deque": lambda: iter(collections.deque([1.0, 2.0])),
+    "of bytes": lambda: iter(b"ab"),
+    "of an array": lambda: iter(array.array("d", [1.0, 2.0])),
+    "of rows": lambda: map(len, csv.reader(["1,2"])),
+    "rows": lambda: csv.reader(["1,2"]),
+}
+
+
+@pytest.mark.parametrize("case", ITERATORS)
+def test_iterators_of_c_are_refused(case):
+    held = types.SimpleNamespace(it=ITERATORS[case]())
+    with pytest.raises(fg.ImpureFunctionError, match="an iterator that goes on with each call"):
+        fg.jit(lambda x: (next(held.it), x * 2)[1], backend="aten")(X)
+    next(held.it)  # it has not gone on
 
 
 @pytest.mark.parametrize(
@@ -586,7 +698,44 @@ def _imports_inside(x):
 
 SEQUENTIAL, NORMAL = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.distributions.Normal(0.0, 1.0)
 NINE = types.SimpleNamespace(relu=lambda x: x * 9)
+
+
+class _Overrides(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) + 1
+
+
+class _Holds:
+    library = F
+
+    def __init__(self):
+        self.own = F
+
+
+def _by_another_name(x):
+    other = torch.nn.functional
+    return other.relu(x)
+
+
+HOLDS, OVERRIDES, ACTIVATION, GETTER = (
+    _Holds(),
+    _Overrides(2, 2),
+    {"act": "relu"},
+    operator.attrgetter("nn.functional.relu"),
+)
 LIBRARY_FUNCTIONS = {
+    "of an attribute": (lambda x: HOLDS.own.relu(x), F, "relu", lambda x: x * 7),
+    "of a class attribute": (lambda x: HOLDS.library.relu(x), F, "relu", lambda x: x * 7),
+    "of a default": (lambda x, by=F: by.relu(x), F, "relu", lambda x: x * 7),
+    "of a keyword default": (lambda x, *, by=F: by.relu(x), F, "relu", lambda x: x * 7),
+    "of a variable": (_by_another_name, F, "relu", lambda x: x * 7),
+    "of an argument": (lambda x: (lambda by: by.relu(x))(F), F, "relu", lambda x: x * 7),
+    "by getattr": (lambda x: getattr(F, "relu")(x), F, "relu", lambda x: x * 7),
+    "by a name that is read": (lambda x: getattr(F, ACTIVATION["act"])(x), F, "relu", lambda x: x * 7),
+    "by vars": (lambda x: vars(F)["relu"](x), F, "relu", lambda x: x * 7),
+    "by an attrgetter": (lambda x: GETTER(torch)(x), F, "relu", lambda x: x * 7),
+    "by super": (lambda x: OVERRIDES(x), nn.Linear, "forward", lambda self, x: x * 3),
+    "of a class by its name": (lambda x: nn.Linear.forward(OVERRIDES, x), nn.Linear, "forward", lambda self, x: x * 3),
     "by the whole name": (lambda x: torch.nn.functional.relu(x), F, "relu", lambda x: x * 7),
     "by an alias": (lambda x: F.relu(x), F, "relu", lambda x: x * 7),
     "an object": (lambda x: F.relu(x), F, "relu", functools.partial(lambda by, x: x * by, 7)),
@@ -615,6 +764,38 @@ def test_a_library_function_that_is_replaced(case, monkeypatch):
             assert not torch.equal(function(x), before)
             assert torch.equal(compiled(x), function(x))
     assert compiled.cache_info().misses == 2
+
+
+WRAPPED = {
+    "gelu": (F, "gelu", lambda x: F.gelu(x)),
+    "softmax": (F, "softmax", lambda x: F.softmax(x, 0)),
+    "relu": (F, "relu", lambda x: F.relu(x)),
+    "layer_norm": (F, "layer_norm", lambda x: F.layer_norm(x, (2,))),
+    "einsum": (torch, "einsum", lambda x: torch.einsum("i,j->i", x, x)),
+    "a method": (torch.Tensor, "norm", lambda x: x * x.norm()),
+}
+
+
+@pytest.mark.parametrize("is_wrapped", [functools.wraps, lambda _: lambda f: f])
+@pytest.mark.parametrize("case", WRAPPED)
+def test_a_wrapper_of_a_library_function_is_applied_once(case, is_wrapped, monkeypatch):
+    owner, name, function = WRAPPED[case]
+    compiled, x = fg.jit(function, backend="aten"), torch.tensor([1.0, 2.0])
+    for _ in range(1 if owner is torch.Tensor else 2):  # before the first call, and between calls
+        old = getattr(owner, name)
+        monkeypatch.setattr(owner, name, is_wrapped(old)(lambda *args, old=old: old(*args) * 2))
+        torch.testing.assert_close(compiled(x), function(x))
+
+
+def test_a_mock_in_a_library_functions_place_counts_its_calls(monkeypatch):
+    mock = unittest.mock.MagicMock(return_value=torch.tensor([5.0, 7.0]))
+    monkeypatch.setattr(F, "relu", mock)
+    compiled = fg.jit(lambda x: F.relu(x) * 2, backend="aten")
+    for n in (1, 2, 3):
+        assert torch.equal(compiled(X), torch.tensor([10.0, 14.0]))
+        assert mock.call_count == n
+    mock.return_value = torch.ones(2)
+    assert torch.equal(compiled(X), torch.full((2,), 2.0))
 
 
 def test_what_a_replaced_library_function_reads_is_watched(monkeypatch):

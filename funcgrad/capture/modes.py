@@ -59,6 +59,7 @@ from .outside import (
 from .pullbacks import is_recorded, run_pullback, with_saved
 from .questions import QUESTIONS, refuse_unknowable
 from .reads import BY_MASK, READS, READS_LATER, TAKES_DATA, asks_for_value, makes_sizes
+from .replaced_functions import original_of
 from .replacements import replacements_of
 from .sized_calls import OF_SIZES
 from .source_location import asked_by_us
@@ -185,6 +186,7 @@ class Lifter(TorchFunctionMode):
         self._trace = trace
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        func = original_of(func)
         # torch's own code, below it (a higher-order operator's backward); a subclass's class is not above autograd
         if not functionalising() or self._trace.inside_subclass:
             return func(*args, **(kwargs or {}))

@@ -7,6 +7,7 @@ import abc
 import collections
 import inspect
 import operator
+import types
 from collections.abc import Sequence, Set
 from typing import Any
 
@@ -23,6 +24,7 @@ from .mentioned import Mentioned
 from .names import (
     CONSTRUCTORS,
     assigned_by,
+    found_on,
     is_installed,
     is_installed_file,
     is_library,
@@ -34,6 +36,7 @@ from .names import (
 )
 from .reached import CONTAINERS
 
+_OF_ITEMS = ("__getitem__", "__missing__")
 _MOST_KEPT = 64
 """Results of a ``functools.lru_cache`` that are watched."""
 
@@ -87,8 +90,7 @@ class Assumed(Mentioned):
         for cache, name, _ in self.caches if "cache_clear" not in said.attributes else ():
             self._guard_cache(cache, name)
         names = said.attributes | said.strings | said.assigned
-        # packages ask for their own
-        own = together([mentions(code) for code in self._codes if not is_installed_file(code.co_filename)])
+        own = self._own_mentions()  # packages ask for their own
         of_types = "type" in own.globals or "__class__" in own.attributes or own.past_hooks
         by_name = set(filter(str.isidentifier, own.strings)) if own.by_name else set()
         if own.past_hooks:
@@ -105,6 +107,7 @@ class Assumed(Mentioned):
                 self._guard_class(kind, names, by_name if as_value else set())
                 if lists and as_value and not is_installed(kind):
                     self._guard(Guard.members(kind))
+        self._guard_libraries()  # by texts that were read meanwhile, too
         for held in [held for held in self.met.values() if is_buffer(held.container)]:
             if id(held.container) in self.replaced or not self.only_grows(held.container):
                 self._guard(Guard.contents(held.container, held.before, held.name))
@@ -113,6 +116,26 @@ class Assumed(Mentioned):
             if key in self.written and key in self.met:  # what is written to must be the very container
                 for place in places:
                     self._guards.setdefault(("is", place.identity), Guard(place, self.met[key].container, "is"))
+
+    def _guard_libraries(self) -> None:
+        """What own code may name in modules of libraries that it has as values, and by ``super()`` in their classes:
+        somebody may put another there."""
+        own = self._own_mentions()
+        names = own.attributes | self._getters | (own.strings | self._texts if own.by_name else frozenset[str]())
+        at = 0
+        while at < len(self._libraries):  # there are modules in modules
+            module, called = list(self._libraries.values())[at]
+            at += 1
+            for name in sorted(n for n in names & vars(module).keys() if not n.startswith("__")):
+                if isinstance(value := self._library_member(module, name, joined(called, name)), types.ModuleType):
+                    self.see(value, joined(called, name))
+        if "super" in own.globals:
+            for kind in {c: None for k in self.classes for c in k.__mro__ if is_library(c)}:
+                self._library_class(kind, sorted(own.attributes & vars(kind).keys()))
+
+    def _own_mentions(self) -> Mentions:
+        """What code mentions that is not of an installed package."""
+        return together([mentions(code) for code in self._codes if not is_installed_file(code.co_filename)])
 
     def _guard_no_items_of_logs(self) -> None:
         """A list of tensors that code only adds to may hold what it will, if it is that list."""
@@ -141,7 +164,7 @@ class Assumed(Mentioned):
         alone. What its metaclass or its bases have, or may be asked for ``by_name``, it must go on to lack."""
         for name in names & kind.__dict__.keys():
             value = kind.__dict__[name]
-            if not name.startswith("__") and (
+            if (name == "__match_args__" or not name.startswith("__")) and (
                 is_plain(value) or isinstance(value, CONTAINERS) or not is_installed(kind)
             ):
                 self._value(Place("class", kind, name, f"{kind.__name__}.{name}"), value)
@@ -278,6 +301,9 @@ class Assumed(Mentioned):
         """The constant keys by which all code that was reached reads, or replaces items of, a container that has
         these names; None if some reads it otherwise. What was only counted, or added to a list, is found by
         comparison."""
+        says = {found_on(type(container), method)[0] for method in _OF_ITEMS} if isinstance(container, dict) else ()
+        if not all(c is None or is_library(c) for c in says):
+            return None  # a class of the caller's says what an item is
         found: set[Any] = set()
         grows = isinstance(container, (list, collections.deque))
         for name in names:

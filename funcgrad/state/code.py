@@ -69,7 +69,7 @@ class Mentions:
     attribute of it."""
 
     chains: frozenset[tuple[str, ...]] = frozenset()
-    """Names, and modules by import, each with the attributes that are read of it one after the other."""
+    """Names, and modules by import, each with the attributes that are read of it one after the other, if any."""
     aliases: frozenset[tuple[str, str]] = frozenset()
     """Variables, and the modules they are imported from."""
 
@@ -132,6 +132,8 @@ def mentions(code: types.CodeType) -> Mentions:
             found[kind].add(step.argval)
         if step.opname in ("IS_OP", "CONTAINS_OP") and steps[at - 1].opname not in _CONSTANT:
             found["compared"].add(step.opname)
+        if step.opname == "MATCH_CLASS" and step.argval:  # case Config(v)
+            found["attributes"].add("__match_args__")
         if step.opname == "MATCH_CLASS" and _is_names(named := steps[at - 1].argval):  # case Config(lr=v)
             found["attributes"].update(named)
             for name in named:
@@ -185,9 +187,11 @@ def _chains(steps: Sequence[dis.Instruction]) -> tuple[frozenset[tuple[str, ...]
     for at, step in enumerate(steps):
         if step.opname in GLOBAL | CELL or step.opname.startswith("LOAD_FAST"):
             read = itertools.takewhile(lambda s: s.opname in ATTRIBUTE, steps[at + 1 :])
-            if names := [s.argval for s in read]:
-                # from Python 3.13 on one step may load two variables
-                chains.add((step.argval[-1] if isinstance(step.argval, tuple) else step.argval, *names))
+            names = [s.argval for s in read]
+            # from Python 3.13 on one step may load two variables
+            root = step.argval[-1] if isinstance(step.argval, tuple) else step.argval
+            if names or not step.opname.startswith("LOAD_FAST"):
+                chains.add((root, *names))
         if step.opname == "IMPORT_NAME":
             taken = list(itertools.takewhile(lambda s: s.opname.startswith(_IMPORTS), steps[at + 1 :]))
             stored = [s.argval for s in taken if s.opname.startswith("STORE_")]

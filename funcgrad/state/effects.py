@@ -10,6 +10,7 @@ added to (``Grow``). Anything else is refused.
 from __future__ import annotations
 
 import collections
+import contextvars
 import copy
 import datetime
 import decimal
@@ -237,6 +238,10 @@ class Written:
                 how, new = (Refill, now) if more is None else (Grow, more)
                 self.effects.append(how(container, met.name, New(LEAF, (new,))))
                 self._back.append(lambda: put_into(container, before))
+        elif isinstance(container, contextvars.Context):
+            changed = [v for v, now in container.items() if now is not before.get(v, MISSING)]
+            self._refused += [(f"{met.name}[{v.name}]", "a value in a context of its own") for v in changed]
+            self._back += [lambda v=v: container.run(v.set, before[v]) for v in changed if v in before]  # type: ignore[misc]
         elif isinstance(container, (list, collections.deque)):
             self._items(met)
         elif isinstance(container, set) and container != before:

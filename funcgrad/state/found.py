@@ -78,6 +78,10 @@ class Found:
         """The lines that asked for the text of a tensor."""
         self.hooked: set[str] = set()
         """The lines that registered hooks on leaves, which outlive the call."""
+        self.told: dict[str, str] = {}
+        """What is told of things by their names, where code uses them."""
+        self._libraries: dict[int, tuple[types.ModuleType, str]] = {}
+        """Modules of libraries that code has as values (``self.F = torch.nn.functional``), each with a name."""
         self._is_closed = False
         self._places: dict[int, list[Place]] = {}
 

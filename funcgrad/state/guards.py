@@ -7,6 +7,7 @@ value is a constant, and a guard is one comparison, ``if c7["k"] is not v7: miss
 from __future__ import annotations
 
 import abc
+import contextvars
 import dataclasses
 import operator
 import types
@@ -178,7 +179,7 @@ class Place:
     @property
     def is_writable(self) -> bool:
         """Whether another value can be put there; what a tuple holds stays."""
-        return self.kind in ("item", "slot", "cell") and not isinstance(self._held(), tuple)
+        return self.kind in ("item", "slot", "cell") and not isinstance(self._held(), (tuple, contextvars.Context))
 
     def write(self, value: Any) -> None:
         """Put a value there; ``MISSING`` takes away what is there."""

@@ -13,6 +13,7 @@ import time
 import types
 import uuid
 import warnings
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -39,15 +40,6 @@ _CLOCKS: Mapping[Any, frozenset[str]] = {
 _CLOCK_FUNCTIONS = {
     id(getattr(owner, name)): f"{owner.__name__}.{name}" for owner, names in _CLOCKS.items() for name in names
 }
-ITERATORS = (
-    types.GeneratorType,
-    *(type(i) for i in (iter([]), iter(()), iter({}), iter(set()), iter(""), iter(range(0)))),
-    zip,
-    map,
-    filter,
-    enumerate,
-    reversed,
-)
 GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 
 
@@ -118,11 +110,10 @@ def refuse_iterator(name: str) -> ImpureFunctionError:
 
 
 def is_iterator(value: Any) -> bool:
-    """Whether a value is an iterator that no hook watches: files are none here."""
-    is_one = isinstance(value, ITERATORS) or (
-        type(value).__module__ == "itertools" and hasattr(type(value), "__next__")
-    )
-    return is_one and not isinstance(value, io.IOBase)
+    """Whether a value is an iterator that no hook watches, as it goes on in C: files are none here."""
+    is_proxy = type(value) in weakref.ProxyTypes  # has all methods there are
+    next_ = None if is_proxy else getattr(type(value), "__next__", None)
+    return isinstance(next_, types.WrapperDescriptorType) and not isinstance(value, io.IOBase)
 
 
 def levels_of(logger: Any, name: str) -> Iterator[Place]:

@@ -8,13 +8,14 @@ import builtins
 import functools
 import sys
 import types
+from collections.abc import Iterable
 from typing import Any
 
 from .code import Mentions, mentions, together
 from .guards import MISSING, Guard, Met, Place, holds_tensors
 from .impure import is_iterator
 from .lengths import length, own_names
-from .names import LIBRARIES, is_installed_file, is_library, is_of_library, is_of_trace, joined, package
+from .names import LIBRARIES, found_on, is_installed_file, is_library, is_of_library, is_of_trace, joined, package
 from .reached import C_FUNCTIONS, Reached
 
 _STREAMS = {"stdin", "stdout", "stderr"}
@@ -27,6 +28,8 @@ class Mentioned(Reached):
     def see(self, value: Any, name: str) -> None:
         """A value can be reached."""
         if isinstance(value, types.ModuleType):
+            if package(value.__name__) in LIBRARIES:
+                self._libraries.setdefault(id(value), (value, name))
             self._own_module(value, name)
         elif isinstance(value, types.FunctionType) and id(value) not in self._known:
             self._meet(value, name)
@@ -48,7 +51,9 @@ class Mentioned(Reached):
             place = Place("cell", cell, None, variable)
             value = place.read()
             self.cells.setdefault(id(cell), (place, value))
-            if value is not MISSING and variable != "__class__":
+            if isinstance(value, types.ModuleType):  # looked into below
+                self._guard(Guard.of(place, value))
+            elif value is not MISSING and variable != "__class__":
                 self._value(place, value)
         if hasattr(function, "__wrapped__"):
             self.see(function.__wrapped__, name)
@@ -145,16 +150,36 @@ class Mentioned(Reached):
             for name in names:
                 if not isinstance(value, types.ModuleType) or package(value.__name__) not in LIBRARIES:
                     break
-                called = joined(called, name)
-                place = Place("item", vars(value), name, called)
-                value = place.read()
-                is_stream = place.owner is vars(sys) and name in _STREAMS  # effects look these up on each call
-                if value is MISSING or is_stream or is_of_trace(value):
-                    break
-                if is_of_library(value):
-                    self._guard(Guard.of(place, value))
+                value = self._library_member(value, name, called := joined(called, name))
+            else:
+                if isinstance(value, types.ModuleType) and package(value.__name__) in LIBRARIES:
+                    self.see(value, called)
+            if isinstance(value, type) and is_library(value):  # nn.Linear.forward(module, x)
+                self._library_class(value, names[-1:])
+
+    def _library_member(self, module: types.ModuleType, name: str, called: str) -> Any:
+        """What stands in a module of a library, guarded; ``MISSING`` where it is what a trace has put there."""
+        place = Place("item", vars(module), name, called)
+        value = place.read()
+        is_stream = module is sys and name in _STREAMS  # effects look these up on each call
+        if value is MISSING or is_stream or is_of_trace(value):
+            return MISSING
+        if is_of_library(value, module):
+            self._guard(Guard.of(place, value))
+        else:
+            self._value(place, value)
+        return value
+
+    def _library_class(self, kind: type, names: Iterable[str]) -> None:
+        """Functions that a class of a library defines: somebody may put others there."""
+        for name in names:
+            c, defined = found_on(kind, name)
+            if c is not None and not name.startswith("__") and not is_of_trace(getattr(defined, "__func__", defined)):
+                place = Place("class", c, name, f"{c.__name__}.{name}")
+                if isinstance(defined, types.FunctionType):
+                    self._value(place, defined)
                 else:
-                    self._value(place, value)
+                    self._guard(Guard.of(place, defined))
 
     def _loaded(self, said: Mentions, own: bool) -> None:
         """``sys.modules``: of these, those that are named."""
@@ -194,5 +219,8 @@ class Mentioned(Reached):
         self.met[id(vars(module))] = self._late[id(vars(module))] = Met(
             vars(module), own_names(vars(module)), name, module
         )
+        if "__getattr__" in vars(module):
+            place = Place("item", vars(module), "__getattr__", joined(name, "__getattr__"))
+            self._value(place, place.read())
         for attribute in sorted(self._said & vars(module).keys()):
             self.see(vars(module)[attribute], joined(name, attribute))

@@ -21,6 +21,8 @@ from .hooks import unhooked
 
 LIBRARIES = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "funcgrad", "builtins", "attr", "attrs"}
 """Packages whose code is not looked into: what it keeps to itself is no part of a program."""
+_HAVE_OBJECTS = ("torch", "numpy", "funcgrad", "builtins", "typing")
+"""Those of whose classes objects stand in modules of libraries."""
 _SITES = (
     *(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages")),
     os.path.dirname(os.path.dirname(torch.__file__)),
@@ -43,7 +45,7 @@ def is_library(kind: type) -> bool:
     return package(kind.__module__) in LIBRARIES
 
 
-def is_of_library(value: Any) -> bool:
+def is_of_library(value: Any, module: types.ModuleType) -> bool:
     """Whether a value that stands in a module of a library is its own, of which nothing is read that may change."""
     if isinstance(value, types.FunctionType):  # not by its __module__, which functools.wraps copies
         return package(value.__globals__.get("__name__")) in LIBRARIES
@@ -51,7 +53,11 @@ def is_of_library(value: Any) -> bool:
         return False
     if isinstance(value, (Tensor, dict, list, set, collections.deque, types.SimpleNamespace)):
         return False
-    return is_library(value if isinstance(value, type) else type(value))
+    kind = value if isinstance(value, type) else type(value)
+    of_objects = {*_HAVE_OBJECTS, package(module.__name__)}
+    if kind is not value and package(kind.__module__) not in of_objects and attributes_of(value) is not None:
+        return False  # of a class of the standard library: a mock
+    return is_library(kind)
 
 
 def is_of_trace(value: Any) -> bool:

@@ -4,10 +4,12 @@ held."""
 from __future__ import annotations
 
 import collections
+import contextlib
 import contextvars
 import enum
 import functools
 import inspect
+import io
 import threading
 import types
 import weakref
@@ -55,6 +57,16 @@ _OF_ATTRIBUTES = {"__getattribute__", "__setattr__", "__getstate__"}
 """Special methods that run without being mentioned; those of installed packages read nothing that changes."""
 
 
+_WEAK = (
+    "reads {}, a weak reference: what it refers to lives as long as what was compiled. Let it refer to what lives "
+    "longer, or pass that as an argument"
+)
+_WRITES = (
+    "writes to a stream by {}, which was taken from it: done while the function is traced, not on each call. Print, or "
+    "ask the stream for it inside (sys.stdout.write)"
+)
+
+
 class Reached(Found):
     """Looks into what is reached."""
 
@@ -92,7 +104,9 @@ class Reached(Found):
 
     def see(self, value: Any, name: str) -> None:
         """A value can be reached: whatever is read of it is to be noticed."""
-        if isinstance(value, (*PLAIN, *TORCH_PLAIN, Tensor, enum.Enum, np.generic, SymFloat, SymInt, Found)):
+        if isinstance(value, (*PLAIN, *TORCH_PLAIN, Tensor, np.generic, SymFloat, SymInt, Found)):
+            return
+        if isinstance(value, enum.Enum) and is_library(type(value)):
             return
         if id(value) in self._known:
             if name not in self._names[id(value)]:
@@ -110,7 +124,10 @@ class Reached(Found):
                 return
         if keeps(value):
             return
-        if type(value).__flags__ & (1 << 9):
+        if isinstance(value, enum.Enum):
+            self._class(type(value), type(value).__name__)
+            self._namespace(value, name)
+        elif type(value).__flags__ & (1 << 9):
             self._instance(value, name)
         elif attributes_of(value) is not None:
             self._namespace(value, name)
@@ -143,8 +160,42 @@ class Reached(Found):
         for result in results_of(cache):
             self.see(result, f"{name}()")
 
+    def _weak(self, reference: weakref.ReferenceType[Any], name: str) -> None:
+        """What a weak reference leads to: a program that reads it holds it."""
+        if (value := reference()) is not None:
+            self.see(value, f"{name}()")
+            if not isinstance(value, (Tensor, type, types.FunctionType, types.ModuleType)):
+                self.told[name.partition("[")[0]] = _WEAK
+
+    def _proxy_of(self, proxy: Any, name: str) -> None:
+        """What a ``weakref.proxy`` leads to."""
+        with contextlib.suppress(ReferenceError, AttributeError):
+            self.see(proxy.__repr__.__self__, name)
+            self.told[name] = _WEAK
+
+    def _memory(self, view: memoryview, name: str) -> None:
+        """A view of what something else holds."""
+        with contextlib.suppress(ValueError):  # it was released
+            self.see(view.obj, f"{name}.obj")
+
+    def _context(self, context: contextvars.Context, name: str) -> None:
+        """A context in which functions run: what is read there of its variables."""
+        self.met[id(context)] = Met(context, dict(context), name)
+        self._guard(Guard.contents(context, [*context], name))
+        for variable, value in context.items():
+            self._value(Place("item", context, variable, f"{name}[{variable.name}]"), value)
+
+    def _factory(self, container: collections.defaultdict[Any, Any], name: str) -> None:
+        """What makes the items that are missing."""
+        place = Place("slot", container, "default_factory", joined(name, "default_factory"))
+        self.slots.setdefault((id(container), "default_factory"), (place, place.read()))
+        self._value(place, place.read())
+
     def _bound(self, method: Any, name: str) -> None:
         """A method of a C object, ``log.append``: what it is bound to."""
+        stream = method.__self__ if isinstance(method.__self__, io.IOBase) else None
+        if stream is not None and not is_buffer(stream) and method.__name__ == "write":
+            self.told[name] = _WRITES
         if not isinstance(method.__self__, (types.ModuleType, type)):
             self._value(Place("slot", method, "__self__", name.removesuffix(f".{method.__name__}")), method.__self__)
 
@@ -235,6 +286,8 @@ class Reached(Found):
 
     def _any_container(self, container: Any, name: str) -> None:
         self._container(container, name)
+        if isinstance(container, collections.defaultdict):
+            self._factory(container, name)
         if type(container).__module__ not in ("builtins", "collections"):
             self._instance(container, name)
 
@@ -316,17 +369,20 @@ class Reached(Found):
 
 def _is_inert(kind: type) -> bool:
     """C types that hold no state a function could read, or none that changes."""
-    return is_library(kind) and kind.__module__ not in ("_random", "_thread") and kind is not memoryview
+    return is_library(kind) and kind.__module__ not in ("_random", "_thread")
 
 
 _FOLLOW: tuple[tuple[Any, Callable[[Reached, Any, str], None]], ...] = (
+    (weakref.ProxyTypes, Reached._proxy_of),
     (types.MethodType, Reached._method),
     (functools.partial, Reached._partial),
     ((types.BuiltinMethodType, types.MethodWrapperType), Reached._bound),
     (type, Reached._class_itself),
-    (weakref.ReferenceType, lambda reached, value, name: reached.see(value(), f"{name}()")),
+    (weakref.ReferenceType, Reached._weak),
     (types.MappingProxyType, Reached._proxy),
     (contextvars.ContextVar, Reached._variable),
+    (contextvars.Context, Reached._context),
+    (memoryview, Reached._memory),
     (np.ndarray, Reached._array),
     (BUFFERS, Reached._buffer),
     (CONTAINERS, Reached._any_container),

@@ -11,6 +11,7 @@ import collections
 import contextlib
 import functools
 import os
+import re
 import sys
 import types
 import warnings
@@ -68,6 +69,7 @@ class Watch(Assumed):
             self.see(root, "")
             for name, value in arguments:
                 self._argument(value, name)
+            self._guard_libraries()
             self._refuse_iterators(list(self._late.values()))
             self._refuse_iterators_of_classes()
         except BaseException:
@@ -229,8 +231,10 @@ class Watch(Assumed):
 
     def _got(self, owner: Any, name: str, value: Any, by_library: bool) -> None:
         own, shown = attributes_of(owner), joined(self._name(owner), name)
-        if name == "__dict__":
+        if name == "__dict__" or (name == "__getstate__" and own is not None):
             self._container(own, shown)
+            if name == "__getstate__":  # whoever copies it reads all of it, where no hook hears of it
+                self.whole.add(id(own))
             return
         if name.startswith("__") and name.endswith("__"):
             return
@@ -305,6 +309,9 @@ class Watch(Assumed):
             _warn_once(self._root, f"the function asks for {method}() of a functools.lru_cache: {_OF_CACHES[method]}")
         if "__subclasses__" in said.attributes:
             _warn_once(self._root, _CALLS.format("__subclasses__"))
+        for name, what in sorted(self.told.items()):
+            if not own.uses.keys().isdisjoint(re.findall(r"\w+", name)):
+                _warn_once(self._root, f"the function {what.format(name)}")
         for line in sorted(self.shown):
             _warn_once(
                 self._root,
