@@ -14,9 +14,7 @@ from ..control_flow import scan
 from ..graphs import Graph, bodies_of, is_getitem, is_view, nbytes, pass_of, tensors_in, value_of
 from ..loops.costs import own_cost
 from ..loops.lower import Lowering, Refuse, lower
-from ..loops.scan import Scan
-from ..loops.scatter import Scatter
-from ..loops.values import Reduce, Value, Within, below
+from ..loops.values import below
 from ..symbolic.sizes import hint
 
 _BYTES = 0.25
@@ -73,13 +71,7 @@ def _operations(node: fx.Node, lowering: Lowering) -> float:
     """Element-wise operations in one call; infinite where it takes a loop of its own."""
     value = lowering.values[node]
     known = {lowering.values[n] for n in node.all_input_nodes if n in lowering.values}
-    return sum(_own_operations(v) for v in below([value], stop=known.__contains__) if v not in known)
-
-
-def _own_operations(value: Value) -> float:
-    if isinstance(value, (Reduce, Scan, Scatter)):
-        return math.inf
-    return (1.0 if isinstance(value, Within) else own_cost(value)) * value.about
+    return sum(own_cost(v) * v.about for v in below([value], stop=known.__contains__) if v not in known)
 
 
 def _is_read_by_library(node: fx.Node, lowering: Lowering) -> bool:
