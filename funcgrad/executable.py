@@ -106,7 +106,9 @@ def partition_joint(joint: Joint, options: Options, stages: Stages, where: str |
         def peak_of_split(split: Partition) -> int:
             return peak_of(graphs_to_run(joint, split, peak_of))
 
-        split = choose_partition(joint, options.memory_budget, backend.name, backend.fuses, peak_of_split, where)
+        split = choose_partition(
+            joint, options.memory_budget, backend.name, backend.fuses, backend.refuse, peak_of_split, where
+        )
         return Partitioned(joint, backend, split, graphs_to_run(joint, split, peak_of), kernels_of, schedule_of)
 
 

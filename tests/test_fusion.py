@@ -501,3 +501,20 @@ def test_sums_of_long_rows_beside_a_running_sum_are_as_exact(columns, dynamic):
     for f in lambda x: (x.cumsum(1), x.sum(1))[1], lambda x: (x * 1.5).sum(1):
         found = fg.jit(f, backend="c", dynamic=dynamic)(x)
         torch.testing.assert_close(found.double(), f(x.double()), rtol=2e-6, atol=0)
+
+
+def test_a_number_is_computed_where_it_is_read_if_that_costs_less_than_a_function():
+    """A division costs what the table says: three of them are a value of a kernel, as many additions are not."""
+
+    def divided(x, a, b, c):
+        return x * (a / b / c / a)
+
+    def added(x, a, b, c):
+        return x * (a + b + c + a)
+
+    x, numbers = torch.rand(8), torch.rand(3).unbind()
+    computes = [
+        {name for step in fg.jit(f, backend="c").program(x, *numbers).kernels[0].steps for name in step.computes}
+        for f in (divided, added)
+    ]
+    assert computes == [{"div_2", "mul"}, {"mul"}]

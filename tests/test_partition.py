@@ -233,3 +233,19 @@ def test_a_product_is_not_computed_twice_in_one_program():
         if "mm" in n.name or "matmul" in n.name
     ]
     assert len(products) == len(set(products)) == 2
+
+
+INDEX = torch.arange(64) % 3
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        pytest.param(lambda x: x.sin().cumsum(0).square().sum(), id="a scan"),
+        pytest.param(lambda x: torch.zeros(64, 8).index_add(0, INDEX, x.sin()).square().sum(), id="a scatter"),
+    ],
+)
+def test_what_takes_a_loop_of_its_own_is_not_computed_again(f):
+    """It fuses into nothing, so that computing it in backward is no few operations in the kernel that reads it."""
+    split = fg.jit(f, backend="c").program(torch.rand(64, 8, requires_grad=True)).partition
+    assert not split.again

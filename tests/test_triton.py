@@ -35,6 +35,7 @@ from funcgrad.loops.ir import Kernel
 from funcgrad.loops.table import TABLE
 from funcgrad.memory.steps import Extern
 from funcgrad.philox import philox
+from funcgrad.slots import Saved
 
 aten = torch.ops.aten
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, in lanes that are masked
@@ -434,3 +435,16 @@ def test_without_triton(monkeypatch):
     monkeypatch.setattr(choose, "is_installed", lambda: False)
     with pytest.raises(fg.BuildError, match="not installed"):
         fg.jit(lambda x: x * 2, backend="triton")(torch.ones(3))
+
+
+def test_the_partition_knows_what_the_library_scatters():
+    """The gradient of a lookup that many rows share is the library's, which reads the numbers from memory: they are
+    saved. A kernel makes them of what they are computed from, where it reads them."""
+
+    def f(x):
+        return x.sin()[((x[:, 0] * x[:, 0]).sigmoid() * 299).long()].exp().sum()
+
+    x = torch.rand(300, 8, requires_grad=True)
+    of_kernels, of_library = (fg.jit(f, backend=backend).program(x).partition for backend in ("c", "triton"))
+    assert [a.name for a in of_kernels.again] == ["to_copy"] and not of_library.again
+    assert "to_copy" in [k.slot.name for k in of_library.saved if isinstance(k.slot, Saved)]

@@ -33,6 +33,7 @@ from ..graphs import (
     where_of,
 )
 from ..lifetimes import Lifetimes
+from ..loops.lower import Refuse
 from ..memory.schedule import Kernels, Schedule
 from ..memory.steps import Call, Extern, Free, Step
 from ..opaque_calls import given_whole
@@ -52,6 +53,7 @@ class AtenBackend:
 
     name = "aten"
     fuses = False
+    refuse: Refuse | None = None
     rewritings: Mapping[str, Callable[[Graph], Graph]] = {}
 
     def lower(self, graph: Graph) -> Kernels:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ..graphs import Graph
+from ..loops.lower import Refuse
 from ..memory.schedule import Kernels, Schedule
 from ..source import Source
 
@@ -28,6 +29,8 @@ class Backend(Protocol):
     name: str
     fuses: bool
     """Whether a value can be computed in the kernel that reads it."""
+    refuse: Refuse | None
+    """Which values it has no kernels for, and leaves to the library; None where it has all."""
     rewritings: Mapping[str, Callable[[Graph], Graph]]
     """By name, in order, what makes of a joint graph one that this backend runs faster, and that computes the same."""
 

@@ -79,7 +79,7 @@ def print_kernel(kernel: Kernel) -> Function:
     printer = _Printer(kernel)
     scatters = any(isinstance(e, Put) for stage in kernel.stages for e in stage.effects)
     text = "\n".join(scatter_function(kernel, PARALLEL_FROM) if scatters else printer.function())
-    sizes = symbols_in(text)
+    sizes = size_arguments(text)
     if sizes:
         head, parenthesis, body = text.partition(") {")
         text = f"{head}, {', '.join(f'int64_t {name}' for name in sizes)}{parenthesis}{body}"
@@ -91,7 +91,7 @@ def print_kernel(kernel: Kernel) -> Function:
     return Function(name, text.replace("{name}", name), elements, length, sizes, printer.work, is_cut, has_threads)
 
 
-def symbols_in(text: str) -> tuple[str, ...]:
+def size_arguments(text: str) -> tuple[str, ...]:
     """The symbolic sizes that C text names."""
     return tuple(dict.fromkeys(_SYMBOL.findall(text)))
 

@@ -15,7 +15,7 @@ from attrs import define, field
 from ..loops.ir import Kernel
 from ..memory.steps import Launch, size_of
 from ..symbolic.sizes import Size
-from .c import Function, is_worth_threads, may_be_parallel, print_kernel, symbols_in
+from .c import Function, is_worth_threads, may_be_parallel, print_kernel, size_arguments
 from .c_language import HOW, PRELUDE, STORED
 
 _FEW = 64
@@ -37,7 +37,7 @@ def print_files(launches: Sequence[Launch], at_once: int) -> tuple[list[str], di
         printed = [(kernel, print_kernel(kernel)) for kernel in launch.kernels]
         kernels |= {function.name: function for _, function in printed}
         needed = (*(f"{f.length}" for _, f in printed), *(s for _, f in printed for s in f.sizes))
-        sizes[launch.name] = symbols_in(" ".join(needed))
+        sizes[launch.name] = size_arguments(" ".join(needed))
         lines += _launch_function(launch, printed, sizes[launch.name])
     groups = [[f for f in kernels.values() if (f.elements <= _FEW) == is_small] for is_small in (False, True)]
     files = [

@@ -66,6 +66,7 @@ class CBackend:
 
     name = "c"
     fuses = True
+    refuse: Refuse | None = None
     rewritings: Mapping[str, Callable[[Graph], Graph]] = {"channels last": channels_last, "normalised": normalised}
 
     def lower(self, graph: Graph) -> Kernels:
@@ -110,9 +111,10 @@ class TritonBackend:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self.refuse: Refuse | None = triton_scatter.refuse
 
     def lower(self, graph: Graph) -> Kernels:
-        kernels = _lowered(graph, self._device, triton_scatter.refuse)
+        kernels = _lowered(graph, self._device, self.refuse)
         if not all(is_static(b) for k in kernels.steps if isinstance(k, Kernel) for b in k.parameters):
             raise SizeError("Triton kernels are printed for sizes that are known")
         return kernels

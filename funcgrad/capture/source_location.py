@@ -6,14 +6,9 @@ import os
 import sys
 import traceback
 
-import torch
-
 from ..errors import FuncgradError
-from ..state.lines import is_user_file, short_name
+from ..state.lines import HERE, TORCH, is_user_file, short_name
 from ..state.names import LIBRARIES, package
-
-_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 _ABC = "<frozen abc>"
 
@@ -37,7 +32,7 @@ _DEFINITIONS = os.path.join("transforms", "definition.py")
 
 def asked_by_us(depth: int = 2) -> bool:
     """Whether funcgrad's own code, ``depth`` frames up, makes the call that is looked at, not the function."""
-    return sys._getframe(depth).f_code.co_filename.startswith(_HERE)
+    return sys._getframe(depth).f_code.co_filename.startswith(HERE)
 
 
 def asked_by_library(depth: int = 2) -> bool:
@@ -46,7 +41,7 @@ def asked_by_library(depth: int = 2) -> bool:
     # asks for a class on behalf of who looks at it
     while frame.f_back is not None and frame.f_code.co_filename == _ABC:
         frame = frame.f_back
-    return frame.f_code.co_filename.startswith((_HERE, _TORCH))
+    return frame.f_code.co_filename.startswith((HERE, TORCH))
 
 
 def user_line_of(error: BaseException) -> str | None:
@@ -64,7 +59,7 @@ def is_defect(error: BaseException) -> bool:
     if isinstance(error, (FuncgradError, RuntimeError)):
         return False
     files = [f.filename for f in traceback.extract_tb(error.__traceback__)]
-    return bool(files) and files[-1].startswith(_HERE) and not files[-1].endswith(_PASSED_ON)
+    return bool(files) and files[-1].startswith(HERE) and not files[-1].endswith(_PASSED_ON)
 
 
 def is_of_function(error: BaseException) -> bool:

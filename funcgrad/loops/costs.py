@@ -3,12 +3,15 @@ it here."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from attrs import frozen
 
 from .gather import Gather
-from .values import Map, Value
+from .scan import Scan
+from .scatter import Scatter
+from .values import Map, Reduce, Value, Within
 
 
 @frozen
@@ -44,11 +47,16 @@ def cost_of(op: str) -> Cost:
     return COSTS.get(op, _ADDITION)
 
 
-def own_cost(value: Value) -> float:
-    """What an element of a value costs that is made of others at hand."""
+def own_cost(value: Value, in_lanes: bool = False) -> float:
+    """What an element of a value costs that is made of others at hand; infinite where that takes a loop of its own.
+    A tensor of many is computed ``in_lanes`` where kernels are fused."""
+    if isinstance(value, (Reduce, Scan, Scatter)):
+        return math.inf
     if isinstance(value, Map):
-        return cost_of(value.op).alone
-    return _GATHERED if isinstance(value, Gather) else 0.0
+        return cost_of(value.op).in_lanes if in_lanes else cost_of(value.op).alone
+    if isinstance(value, Gather):
+        return _GATHERED
+    return _ADDITION.alone if isinstance(value, Within) else 0.0  # whether it is within bounds is one comparison
 
 
 def is_dear(value: Value) -> bool:

@@ -27,7 +27,7 @@ from .read_sizes import ReadSizes
 from .rematerialize import compute_again
 from .scan import Scan
 from .scatter import Scatter
-from .values import Map, Memory, Reduce, Value, View, Within, axes_of, broadcast, is_given, own_index, parts_of, whole
+from .values import Memory, Reduce, Value, View, Within, axes_of, broadcast, is_given, own_index, parts_of, whole
 
 _LARGEST = 256
 """Values in a group: a kernel longer than this takes the C compiler long, and has left the cache anyway."""
@@ -44,6 +44,9 @@ where a loop of its own would do sixteen at once."""
 
 _AGAIN = 4
 """Of what is read so often or more, as of matrices that are multiplied, it matters little how it lies."""
+
+_FREE, _FREE_NUMBER = 2, 16
+"""Operations up to which an element, and a number, is computed wherever it is read: less than one function."""
 
 Read = tuple[Value, tuple[Index, ...]]
 
@@ -293,19 +296,16 @@ class _Fusion:
 
     def _is_free(self, value: Value) -> bool:
         return value not in self._group_of and (
-            is_given(value) or self._cost_of(value) <= (8 if value.numel == 1 else 2)
+            is_given(value) or self._cost_of(value) <= (_FREE_NUMBER if value.numel == 1 else _FREE)
         )
 
     def _cost_of(self, value: Value) -> float:
         """Operations to compute an element again; infinite where a loop, or reading much, would be needed."""
-        if value in self._group_of or isinstance(value, (Reduce, Scan, Scatter)):
-            return 0 if value in self._group_of and value.numel == 1 else math.inf
+        if value in self._group_of:
+            return 0 if value.numel == 1 else math.inf
         if value not in self._cost:
-            if isinstance(value, (Map, Within, Gather)):
-                own = own_cost(value) if isinstance(value, Gather) or is_dear(value) else 1.0
-                self._cost[value] = own + sum(self._cost_of(v) for v in value.inputs if not self._is_small(v, value))
-            else:
-                self._cost[value] = sum(map(self._cost_of, value.inputs))
+            read = [v for v in value.inputs if isinstance(value, View) or not self._is_small(v, value)]
+            self._cost[value] = own_cost(value, in_lanes=value.numel != 1) + sum(map(self._cost_of, read))
         return self._cost[value]
 
     def _is_small(self, value: Value, beside: Value) -> bool:

@@ -20,6 +20,7 @@ from torch import fx
 from ..errors import PartitionError
 from ..graphs import ancestors, is_view, nbytes, value_of
 from ..joint import Joint
+from ..loops.lower import Refuse
 from ..show.units import in_bytes
 from ..slots import of_backward
 from .cost import costs_again
@@ -45,6 +46,7 @@ def within(
     start: Partition,
     is_split: bool,
     fuses: bool,
+    refuse: Refuse | None,
     peak_of: Callable[[Partition], int],
     where: str | None,
 ) -> Partition:
@@ -56,7 +58,7 @@ def within(
     """
     graph = joint.graph
     roles = Roles(graph, is_split)
-    costs, fused = costs_again(graph, fuses)
+    costs, fused = costs_again(graph, fuses, refuse)
     model = Model(graph, roles, costs, fused, start.kept)
     allowed = budget if isinstance(budget, int) else _as_autograd(joint, model, roles, peak_of) * budget
     total = max(sum(costs.values()), 1.0)

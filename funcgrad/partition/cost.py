@@ -13,8 +13,8 @@ from torch import Tensor, fx
 from ..control_flow import scan
 from ..graphs import Graph, bodies_of, is_getitem, is_view, nbytes, pass_of, tensors_in, value_of
 from ..loops.costs import own_cost
-from ..loops.lower import Lowering, lower
-from ..loops.values import Reduce, Value, Within, below
+from ..loops.lower import Lowering, Refuse, lower
+from ..loops.values import below
 from ..symbolic.sizes import hint
 
 _BYTES = 0.25
@@ -24,10 +24,11 @@ _BYTES_OF_A_PRODUCT = 0.0625
 """The same for an operation of a matrix product, four of which take the time of an addition elsewhere."""
 
 
-def fused_costs(graph: Graph) -> Mapping[fx.Node, float]:
+def fused_costs(graph: Graph, refuse: Refuse | None = None) -> Mapping[fx.Node, float]:
     """For each forward value that would be computed in the kernel that reads it: the cost of that, in bytes that
-    could be moved meanwhile. A value that a library call of backward reads has to be written to memory once more."""
-    lowering = lower(graph)
+    could be moved meanwhile. A value that a library call of backward reads has to be written to memory once more.
+    ``refuse``: what the backend leaves to the library."""
+    lowering = lower(graph, refuse=refuse)
     costs: dict[fx.Node, float] = {}
     for node in graph.fx.nodes:
         if (
@@ -44,10 +45,12 @@ def fused_costs(graph: Graph) -> Mapping[fx.Node, float]:
     return costs
 
 
-def costs_again(graph: Graph, fuses: bool) -> tuple[Mapping[fx.Node, float], Collection[fx.Node]]:
+def costs_again(
+    graph: Graph, fuses: bool, refuse: Refuse | None = None
+) -> tuple[Mapping[fx.Node, float], Collection[fx.Node]]:
     """For each forward value, whatever computes it: the cost of computing it again, in bytes that could be moved
     meanwhile; and the values that take memory only where a library call reads them."""
-    lowering = lower(graph)
+    lowering = lower(graph, refuse=refuse)
     costs: dict[fx.Node, float] = {}
     fused = {n for n in graph.fx.nodes if fuses and n in lowering.values and n not in lowering.externs}
     for node in graph.fx.nodes:
@@ -68,13 +71,7 @@ def _operations(node: fx.Node, lowering: Lowering) -> float:
     """Element-wise operations in one call; infinite where it takes a loop of its own."""
     value = lowering.values[node]
     known = {lowering.values[n] for n in node.all_input_nodes if n in lowering.values}
-    return sum(_own_operations(v) for v in below([value], stop=known.__contains__) if v not in known)
-
-
-def _own_operations(value: Value) -> float:
-    if isinstance(value, Reduce):
-        return math.inf
-    return (1.0 if isinstance(value, Within) else own_cost(value)) * value.about
+    return sum(own_cost(v) * v.about for v in below([value], stop=known.__contains__) if v not in known)
 
 
 def _is_read_by_library(node: fx.Node, lowering: Lowering) -> bool:

@@ -31,7 +31,7 @@ Symbol = tuple[str, int | None]
 """What may be traced as a symbol: a float, by its path, or a size, by the path of the tensor and the dimension."""
 
 
-def symbols_in(inputs: Inputs) -> set[Symbol]:
+def varying_symbols(inputs: Inputs) -> set[Symbol]:
     """The symbols that stand in the place of numbers of a call."""
     floats = {(slot.path, None) for slot, leaf in inputs.dynamic if isinstance(leaf, Symbolic)}
     return floats | {(path, d) for path, dims in inputs.sizes.items() for d in dims}

@@ -14,8 +14,9 @@ from attrs import frozen
 from .code import ATTRIBUTE, CELL, GLOBAL, use_at, without_padding
 from .names import is_installed_file, taken_apart
 
-_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+"""Where funcgrad's own source files lie, and torch's."""
 _STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _SHOWN = 3
 """Lines that are shown of one piece of state."""
@@ -23,7 +24,7 @@ _SHOWN = 3
 
 def is_user_file(filename: str) -> bool:
     """Whether a source file is neither torch's nor funcgrad's."""
-    return not filename.startswith((_HERE, _TORCH, "<")) and filename != contextlib.__file__
+    return not filename.startswith((HERE, TORCH, "<")) and filename != contextlib.__file__
 
 
 def short_name(filename: str) -> str:

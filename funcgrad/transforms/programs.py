@@ -43,7 +43,7 @@ from ..runtime.recompiles import Recompiles
 from ..runtime.varying import (
     Symbol,
     symbol_sets_to_try,
-    symbols_in,
+    varying_symbols,
     with_sizes_as_symbols,
     with_symbols,
     without_symbols,
@@ -288,10 +288,10 @@ class Programs(abc.ABC):
         start = with_sizes_as_symbols(inputs) if dynamic and sizes else inputs
         symbolic = with_symbols(start, programs, sizes, given_ints=not self._definition.replays)
         shared = aliasing([tensor for _, tensor in inputs.tensors])  # what shares memory today need not tomorrow
-        symbols = symbols_in(symbolic)
+        symbols = varying_symbols(symbolic)
         symbols -= {symbol for symbol, where in self._not_symbolic if where == shared}
         for kept in symbol_sets_to_try(symbols):
-            attempt = without_symbols(symbolic, symbols_in(symbolic) - kept)
+            attempt = without_symbols(symbolic, varying_symbols(symbolic) - kept)
             try:
                 program = self._compile(attempt, path)
             except (NotSymbolicError, SizeError) as error:
