@@ -49,6 +49,14 @@ def symbol_sets_to_try(symbols: Collection[Symbol]) -> list[frozenset[Symbol]]:
     return [*dict.fromkeys([everything, *one_less, floats, everything - floats, frozenset[Symbol]()])]
 
 
+def inputs_to_try(symbolic: Inputs, symbols: Collection[Symbol]) -> list[Inputs]:
+    """What to trace, one after the other, until the function traces: the inputs with these symbols, the same with ints
+    that are no sizes, and with fewer."""
+    found = [without_symbols(symbolic, varying_symbols(symbolic) - kept) for kept in symbol_sets_to_try(symbols)]
+    first = evolve(found[0], may_be_sizes=False)
+    return [found[0], first, *found[1:]] if found[0].has_ints_for_sizes else found
+
+
 def without_symbols(inputs: Inputs, gone: Collection[Symbol]) -> Inputs:
     """The inputs, with the values of some symbols in their places."""
     pairs = zip(inputs.slots, inputs.leaves, strict=True)

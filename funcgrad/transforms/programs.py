@@ -42,11 +42,10 @@ from ..runtime.program import Program
 from ..runtime.recompiles import Recompiles
 from ..runtime.varying import (
     Symbol,
-    symbol_sets_to_try,
+    inputs_to_try,
     varying_symbols,
     with_sizes_as_symbols,
     with_symbols,
-    without_symbols,
 )
 from ..stages import Stages
 from ..symbolic.sizes import SizeError
@@ -290,8 +289,8 @@ class Programs(abc.ABC):
         shared = aliasing([tensor for _, tensor in inputs.tensors])  # what shares memory today need not tomorrow
         symbols = varying_symbols(symbolic)
         symbols -= {symbol for symbol, where in self._not_symbolic if where == shared}
-        for kept in symbol_sets_to_try(symbols):
-            attempt = without_symbols(symbolic, varying_symbols(symbolic) - kept)
+        for attempt in inputs_to_try(symbolic, symbols):
+            kept = varying_symbols(attempt)
             try:
                 program = self._compile(attempt, path)
             except (NotSymbolicError, SizeError) as error:
