@@ -255,8 +255,8 @@ class Assumed(Mentioned):
             return
         self._refuse_iterators([met])
         if any(Place("item", container, key, "").identity in self.stand_ins for key, _ in met.items):
-            keys = tuple(met.before) if isinstance(met.before, dict) else len(met.before)
-            self._guard(Guard(Place("itself", container, None, met.name), (type(container), keys), "shape"))
+            shape = type(container), tuple(met.before) if isinstance(met.before, dict) else len(met.before)
+            self._guard(Guard(Place("itself", container, None, met.name), shape, "shape"))
             for key, value in met.items:
                 self._value(Place("item", container, key, item_name(met.name, key)), value)
             return
