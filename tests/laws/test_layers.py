@@ -46,7 +46,7 @@ def carried_out(case):
     """The program of a case that is not refused by name, and whose inputs are its arguments (not their gradients)."""
     try:
         program = program_of(case)
-    except (fg.MutationError, fg.UnsupportedTransformError) as error:
+    except fg.FuncgradError as error:
         assume(reason_of(error) is None)
         raise
     assume(not program.facts.captured)
