@@ -257,6 +257,7 @@ class _Apply(torch.autograd.Function):
         ctx: Any, program: Differentiable, given: tuple[Mapping[int, Tensor], Sequence[Any]], *_: Any
     ) -> tuple[Any, ...]:
         outs, at = _ran(ctx, program, given), program.at
+        ctx.set_materialize_grads(False)  # here, where a captured pass looks for it
         ctx.mark_non_differentiable(
             *[v for i, v in enumerate(outs) if i not in at.differentiable and isinstance(v, Tensor)]
         )
@@ -309,7 +310,6 @@ def _ran(ctx: Any, program: Differentiable, given: tuple[Mapping[int, Tensor], S
     ]
     ctx.given = [weakref.ref(v) if isinstance(v, Tensor) else None for v in inputs]
     ctx.versions = [version_of(v) if isinstance(v, Tensor) else 0 for v in ctx.inputs]
-    ctx.set_materialize_grads(False)
     if at.together:
         ctx.left, ctx.gone = None, frozenset[int]()
     return outs
