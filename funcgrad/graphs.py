@@ -298,7 +298,7 @@ def has_effect(node: Node) -> bool:
     if (
         node.target in CHECKS
         or node.target is written_copies
-        or isinstance(node.target, (Sized, SizeGiven, SizeRead, SizeGiven))
+        or isinstance(node.target, (Sized, SizeGiven, SizeRead))
         or is_random(node)
     ):
         return True

@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import copy
 import math
+import statistics
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -591,3 +592,101 @@ def test_counters_in_containers_are_symbols() -> None:
     torch.testing.assert_close(found[0], expected[0])
     assert found[1:] == expected[1:]
     assert compiled.cache_info().misses <= 3
+
+
+def _of_a_mask(k: int) -> Tensor:
+    return torch.cat([torch.ones(k), -torch.ones(8 - k)])
+
+
+def _beside_a_read(x, n):
+    z, y = torch.ones(n), x[x > 0]
+    return (z[: y.shape[0]] * 2).sum()
+
+
+ASKED = {
+    "a size of a size": (
+        lambda x, n: x * torch.zeros(n + torch.zeros(n).shape[0]).numel(),
+        [(X, n) for n in range(3, 7)],
+    ),
+    "beside a size that is read": (
+        _beside_a_read,
+        [(_of_a_mask(k), n) for k, n in ((3, 9), (3, 10), (3, 11), (4, 12), (5, 13))],
+    ),
+    "made by its type": (lambda x, n: x * type(n)("3") * type(n)(2.5), [(X, n) for n in range(3, 7)]),
+    "in a library": (lambda x, n: x * statistics.mean([n, 2]), [(X, n) for n in range(3, 7)]),
+    "an array": (lambda x, n: x * torch.from_numpy(np.ones(7, np.float32) * n), [(X.float(), n) for n in range(3, 7)]),
+    "an operator": (
+        lambda x, n: torch.ops.aten.elu_backward(x, n, 1, 1, False, x),
+        [(X.float(), n) for n in range(3, 7)],
+    ),
+}
+
+
+@pytest.mark.parametrize("backend", ["c", "aten"])
+@pytest.mark.parametrize("name", ASKED)
+def test_ints_that_are_sizes_and_numbers_at_once(name: str, backend: str) -> None:
+    function, calls = ASKED[name]
+    compiled = fg.jit(function, backend=backend)
+    for args in calls:
+        found, expected = (outcome(lambda: f(*args)) for f in (compiled, function))
+        assert difference(found, expected) is None, args
+
+
+@pytest.mark.parametrize("pad", [True, False])
+def test_second_derivatives_at_other_sizes(pad: bool) -> None:
+    def f(x, n):
+        return torch.nn.functional.pad(x**3, (n, 0)) if pad else x**3
+
+    compiled = fg.jit(f)
+    for n in (3, 4, 5, 6, 7):
+        found = []
+        for h in (compiled, f):
+            x = torch.ones(4 if pad else n, requires_grad=True)
+            (g,) = torch.autograd.grad(h(x, n).pow(3).sum(), x, create_graph=True)
+            found += torch.autograd.grad(g.sum(), x)
+        torch.testing.assert_close(*found)
+
+
+def test_static_arguments_are_compared_and_what_decides_is_told() -> None:
+    compiled = fg.jit(lambda x, n: x * n, static_argnums=1, backend="aten")
+    for n in range(2, 8):
+        compiled(X, n)
+    assert compiled.cache_info().misses == 6
+    parts = fg.jit(lambda x, n: x.chunk(n)[0], backend="aten")
+    with pytest.warns(fg.RecompileWarning, match="another number in each call"):
+        for n in range(2, 7):
+            parts(X, n)
+
+
+class _Doubles(dict):
+    def __setitem__(self, key, value):
+        super().__setitem__(key, value * 2)
+
+
+def test_numbers_in_containers_of_a_class_that_says_how_to_store() -> None:
+    held = _Doubles()
+    dict.update(held, a=1, b=2)
+    compiled = fg.jit(lambda x: x * math.prod(held.values()))
+    for i in range(6):
+        dict.__setitem__(held, "a", i + 3)
+        assert torch.equal(compiled(X), X * ((i + 3) * 2)) and held["a"] == i + 3
+
+
+ONES = torch.ones(2)
+
+
+def test_keys_that_are_equal_may_be_others() -> None:
+    held = {1: 2.0, 2: 3.0}
+
+    def f(x):
+        for key, value in held.items():
+            x = x * value + (10 if isinstance(key, bool) else 0)
+        return x
+
+    compiled = fg.jit(f)
+    for i in range(5):
+        held[1] = float(i)
+        assert torch.equal(compiled(ONES), f(ONES))
+    held.clear()
+    held.update({True: 5.0, 2: 3.0})
+    assert torch.equal(compiled(ONES), f(ONES))

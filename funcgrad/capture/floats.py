@@ -264,7 +264,12 @@ _BY_VALUE = ("__hash__", "__repr__", "__str__", "__format__", "as_integer_ratio"
 class _Number:
     """What symbolic floats and ints have in common, as the function sees them."""
 
-    def __init__(self, node: NumberNode) -> None:
+    __array_ufunc__ = None
+    """NumPy is told to leave arithmetic to it: its value, which is no array, keeps the array's dtype."""
+
+    def __init__(self, node: NumberNode, *_: Any) -> None:
+        if not isinstance(node, NumberNode):  # code that has the class by type(number)
+            raise NotSymbolicError("a number is made by the type of another, and that of a symbol is no number's")
         self.node = node
 
     def __divmod__(self, other: Any) -> Any:
@@ -292,6 +297,7 @@ class _Number:
 
 class Float(_Number, SymFloat):
     """A symbolic float as the function sees it: to ``isinstance`` it is a float, which PyTorch's own is not."""
+
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -393,7 +399,7 @@ def _method(
         node = self.node.floats.node(other)
         if node is not None:
             return wrapped(operation(node, self.node) if swapped else operation(self.node, node))
-        if isinstance(other, Tensor) or not isinstance(other, (int, float, complex)):
+        if isinstance(other, Tensor) or not isinstance(other, (int, float, complex, np.ndarray, np.generic)):
             return NotImplemented
         return function(other, fixed(self)) if swapped else function(fixed(self), other)
 

@@ -9,6 +9,7 @@ the layers give back around the compiled kernel.
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -122,7 +123,8 @@ class Inner:
         leaves += [self._given(trace, slot, owners, stored) for slot in self.facts.given]
         paths = [*paths, *map(str, self.facts.given)]
         outputs, bases = look_at_outputs(leaves, paths, slot_of, trace.lineage, self.named, is_base)
-        if list(map(_kind, outputs)) != list(map(_kind, self.facts.outputs)):
+        varies = bool(self.inputs.sizes) or self.inputs.has_ints_for_sizes
+        if [_kind(o, varies) for o in outputs] != [_kind(o, varies) for o in self.facts.outputs]:
             raise _another_result(self.facts, outputs)
         if trace.symbols.may_be_sizes():
             require_views_by_no_size(outputs, self.facts.outputs)
@@ -285,10 +287,11 @@ def _answers(facts: Facts, seen: Mapping[Any, Any]) -> dict[int, dict[str, Any]]
     return found
 
 
-def _kind(output: OutputFact) -> tuple[Any, ...]:
-    """What must be the same in both runs. How a view is taken may differ by a ``detach`` where only one run tracks
-    gradients."""
-    return output.path, output.type, output.view and output.view.of
+def _kind(output: OutputFact, sizes_vary: bool) -> tuple[Any, ...]:
+    """What must be the same in both runs, and in a derivative at other sizes. How a view is taken may differ by a
+    ``detach`` where only one run tracks gradients."""
+    look = re.sub(r"[^\[,]+(?=[,\]])", "n", output.type) if sizes_vary else output.type
+    return output.path, look, output.view and output.view.of
 
 
 def _require_same_effects(watch: Watch, second: Sequence[Effect]) -> None:

@@ -57,6 +57,10 @@ class Inputs:
         """Whether there are symbols that may be sizes."""
         return self.may_be_sizes and any(isinstance(v, Symbolic) and type(v.value) is int for _, v in self.dynamic)
 
+    def at(self, positions: Iterable[int]) -> set[str]:
+        """The names of the positional arguments at these positions."""
+        return {self.names[i] for i in positions if -len(self.names) <= i < len(self.names)}
+
     def numbers(self, stand_ins: Mapping[Any, Any]) -> list[tuple[Place, Any]]:
         """Where numbers of Python state live, each with what stands for it."""
         return [(place, stand_ins[slot]) for slot, place, _ in self.state]

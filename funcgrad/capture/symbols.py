@@ -58,10 +58,11 @@ class Symbols:
     def number(self, text: str, now: int, read: int | None) -> torch.SymInt:
         """A symbol for a number as a size: one that the call is given, or that Python read, or computed of such;
         ``read``: what of that was read last."""
-        found: Any = self._symbolic(f"read {read} as {text}", torch.empty(now, 0), (0,)).shape[0]
+        name = text if read is None else f"read {read} as {text}"
+        found: Any = self._symbolic(name, torch.empty(now, 0), (0,)).shape[0]
         symbol = str(expression(found))
         if read is None:
-            self.known.given[symbol] = f"({text})"
+            self.known.given[symbol] = self.known.over_numbers(f"({text})")
         else:
             self.known.read(symbol)
         self.known.origins[symbol] = text

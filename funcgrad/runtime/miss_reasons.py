@@ -69,7 +69,9 @@ def why_not(program: Program, inputs: Inputs) -> list[Difference]:
         values = {slot.path: leaf for slot, leaf in zip(inputs.slots, inputs.leaves, strict=True)} | numbers
         broken = program.joint.broken_guards(values, sizes_in(program.key, key))
         sizes = set() if program.joint.sizes is None else set(program.joint.sizes.symbols)
-        fixed = {b.where for b in broken if b.guard in program.joint.by_value and b.where in values}
+        on_numbers = () if program.joint.sizes is None else program.joint.sizes.guards_of_numbers
+        by_value = {*program.joint.by_value, *filter(_IS_NUMBER.match, on_numbers)}
+        fixed = {b.where for b in broken if b.guard in by_value and b.where in values}
         of_fixed = {where: "state" if where in numbers else "value" for where in fixed}
         about = ["sizes" if sizes.issuperset(b.symbols) else of_fixed.get(b.where, "") for b in broken]
         found += [

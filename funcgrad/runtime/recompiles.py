@@ -56,7 +56,7 @@ class Recompiles:
         by_program = [(program, found) for program in programs if (found := why_not(program, inputs))]
         reasons = _of_state(by_program)
         if options.dynamic is not False:
-            meant = {inputs.names[i] for i in options.static_argnums if -len(inputs.names) <= i < len(inputs.names)}
+            meant = inputs.at(options.static_argnums)
             reasons |= {w: reason for w, reason in _of_values(by_program).items() if w not in meant}
             reasons |= _of_sizes(by_program, inputs, why_static)
         for about, reason in reasons.items():
@@ -106,9 +106,13 @@ def _of_values(misses: _Misses) -> dict[str, str]:
     """The arguments that alone are other numbers; where there is a program with a symbol for one, it says which line
     takes its value."""
     symbols = {name for program, _ in misses for name in program.joint.symbols.values()}
-    alone = [found[0] for _, found in misses if {(d.where, d.about) for d in found} == {(found[0].where, "value")}]
+    alone = [
+        (program, found[0])
+        for program, found in misses
+        if {(d.where, d.about) for d in found} == {(found[0].where, "value")}
+    ]
     # programs from before it was a symbol say nothing about that
-    told = [d for d in alone if d.fixed_in or d.where not in symbols]
+    told = [d for program, d in alone if d.where in program.joint.symbols.values() or d.where not in symbols]
     return {d.where: _VALUE.format(d, f" in {d.fixed_in}" if d.fixed_in else "") for d in told}
 
 

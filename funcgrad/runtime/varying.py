@@ -66,11 +66,13 @@ def without_symbols(inputs: Inputs, gone: Collection[Symbol]) -> Inputs:
     return evolve(inputs, leaves=leaves, sizes={path: dims for path, dims in sizes.items() if dims}, state=state)
 
 
-def with_symbols(inputs: Inputs, programs: Iterable[Program], sizes: bool, given_ints: bool = False) -> Inputs:
+def with_symbols(
+    inputs: Inputs, programs: Iterable[Program], sizes: bool, given_ints: bool = False, static: Collection[str] = ()
+) -> Inputs:
     """The inputs, where a float, or (if ``sizes``) a size, that was another in an otherwise fitting call is a
     symbol: its third value will be a hit. So is an int, of Python state or among the arguments, that was two others:
     many a one is there in two values, or decides what is computed. ``given_ints``: whether ints among the arguments are
-    like floats: those that another program has as symbols."""
+    like floats: those that another program has as symbols. ``static``: arguments that are meant to be compared."""
     here = dict(zip([s.path for s in inputs.slots], inputs.leaves, strict=True))
     varying: set[str] = set()
     dims: dict[str, frozenset[int]] = dict(inputs.sizes)
@@ -86,6 +88,7 @@ def with_symbols(inputs: Inputs, programs: Iterable[Program], sizes: bool, given
             others.update(found.given_ints)
             places |= {place.identity: place for place in found.int_places if others[place.identity] >= _OTHER_INTS}
             varying |= {path for path in found.given_ints if given_ints or others[path] >= _OTHER_INTS}
+    varying.difference_update(static)
     leaves = [Symbolic(v) if s.path in varying else v for s, v in zip(inputs.slots, inputs.leaves, strict=True)]
     state = _numbers(places.values(), set(here))
     return evolve(inputs, leaves=tuple(leaves), sizes=dims, state=state, may_be_sizes=sizes)

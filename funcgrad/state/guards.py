@@ -7,7 +7,6 @@ value is a constant, and a guard is one comparison, ``if c7["k"] is not v7: miss
 from __future__ import annotations
 
 import abc
-import contextvars
 import dataclasses
 import operator
 import types
@@ -76,6 +75,13 @@ def holds_tensors(value: Any, within: tuple[int, ...] = ()) -> bool:
 def shape_of(container: Any) -> tuple[Any, ...]:
     """The type of a container, and how many items it has, or under which keys."""
     return type(container), tuple(container) if isinstance(container, dict) else len(container)
+
+
+def same_shape(was: tuple[Any, ...], now: Any) -> bool:
+    """Whether a container has the ``shape_of`` it had; keys that are equal may be others (``1``, ``True``)."""
+    kind, keys = shape_of(now)
+    same_keys = same_items(was[1], keys) if isinstance(was[1], tuple) and isinstance(keys, tuple) else was[1] == keys
+    return kind is was[0] and same_keys
 
 
 def compared_fields(kind: type) -> tuple[str, ...]:
@@ -178,8 +184,11 @@ class Place:
 
     @property
     def is_writable(self) -> bool:
-        """Whether another value can be put there; what a tuple holds stays."""
-        return self.kind in ("item", "slot", "cell") and not isinstance(self._held(), (tuple, contextvars.Context))
+        """Whether another value can be put there, and nothing else happens: what a tuple holds stays, and a class of
+        the caller's may say what it is to put an item into a container."""
+        if self.kind == "item":
+            return isinstance(getattr(type(self._held()), "__setitem__", None), types.WrapperDescriptorType)
+        return self.kind in ("slot", "cell")
 
     def write(self, value: Any) -> None:
         """Put a value there; ``MISSING`` takes away what is there."""
@@ -283,7 +292,7 @@ _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
     "apart": lambda was, now: all(now is not place.read() for place in was),
     "a tensor": lambda was, now: isinstance(now, Tensor),
     "present": lambda was, now: True,
-    "shape": lambda was, now: was == shape_of(now),
+    "shape": lambda was, now: same_shape(was, now),
 }
 
 
@@ -379,7 +388,7 @@ class Guard:
         if self.how == "is":
             return f"{now} is not {value}"
         if self.how == "shape":
-            return f"{constant(shape_of)}({now}) != {value}"
+            return f"not {constant(same_shape)}({value}, {now})"
         if self.how == "a tensor":
             return f"not isinstance({now}, {constant(Tensor)})"
         if self.how == "tensor":

@@ -16,7 +16,7 @@ from ..show.parts import Doc, Table
 from ..show.shown import Shown
 from ..slots import Stored
 from .effects import Count, Effect, Store, Written, refill
-from .guards import MISSING, Constant, Guard, Place, same
+from .guards import MISSING, Constant, Guard, Place, same, same_items
 from .lines import Lines
 from .names import attributes_of, item_name
 from .output import Print
@@ -81,7 +81,7 @@ def of_numbers(guard: Guard) -> list[Guard]:
     if guard.how not in ("items", "entries") or not isinstance(now, (dict, list, deque)) or len(now) != len(was):
         return []  # what is not written to by its keys holds no symbols
     keys = list(was) if isinstance(was, dict) else list(range(len(was)))
-    if isinstance(was, dict) and list(now) != keys:
+    if isinstance(was, dict) and not same_items(keys, list(now)):
         return []
     others = [key for key in keys if now[key] is not was[key] and not same(was[key], now[key])]
     if any(type(was[key]) not in (int, float) or type(now[key]) is not type(was[key]) for key in others):

@@ -274,6 +274,8 @@ class Size:
         self.hint = sizes.hint_of(terms)
 
     def _combined(self, other: Any, terms: Callable[[Terms, Terms], Terms]) -> Any:
+        if isinstance(other, float):
+            raise SizeError(self._sizes.named(f"{self!r} and {other!r} make no whole number"))
         if not (type(other) is int or type(other) is bool or (isinstance(other, Size) and other._sizes is self._sizes)):
             return NotImplemented
         results, key = self._sizes._results, (terms, id(self), other if isinstance(other, int) else (id(other),))

@@ -285,7 +285,8 @@ class Programs(abc.ABC):
             return self._compile(inputs, path)
         sizes = self._options.memory_budget is None and not self._at_level  # these are for known sizes
         start = with_sizes_as_symbols(inputs) if dynamic and sizes else inputs
-        symbolic = with_symbols(start, programs, sizes, given_ints=not self._definition.replays)
+        static = inputs.at(self._options.static_argnums)
+        symbolic = with_symbols(start, programs, sizes, given_ints=not self._definition.replays, static=static)
         shared = aliasing([tensor for _, tensor in inputs.tensors])  # what shares memory today need not tomorrow
         symbols = varying_symbols(symbolic)
         symbols -= {symbol for symbol, where in self._not_symbolic if where == shared}
