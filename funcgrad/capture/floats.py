@@ -298,7 +298,6 @@ class _Number:
 class Float(_Number, SymFloat):
     """A symbolic float as the function sees it: to ``isinstance`` it is a float, which PyTorch's own is not."""
 
-
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         return float

@@ -125,7 +125,7 @@ class Inner:
         outputs, bases = look_at_outputs(leaves, paths, slot_of, trace.lineage, self.named, is_base)
         varies = bool(self.inputs.sizes) or self.inputs.has_ints_for_sizes
         if [_kind(o, varies) for o in outputs] != [_kind(o, varies) for o in self.facts.outputs]:
-            raise _another_result(self.facts, outputs)
+            raise _another_result(self.facts, outputs, varies)
         if trace.symbols.may_be_sizes():
             require_views_by_no_size(outputs, self.facts.outputs)
         self._require_constant(leaves, written)
@@ -304,11 +304,11 @@ def _require_same_effects(watch: Watch, second: Sequence[Effect]) -> None:
         raise refusals.FILLS_CACHE(effect, cache, where=cache)
 
 
-def _another_result(facts: Facts, outputs: Sequence[Any]) -> FuncgradError:
+def _another_result(facts: Facts, outputs: Sequence[Any], sizes_vary: bool) -> FuncgradError:
     was, now = {o.path: o for o in facts.outputs}, {o.path: o for o in outputs}
     if was.keys() != now.keys():
         return refusals.STRUCTURE_IN_TWO_RUNS()
-    path = next(p for p in was if _kind(was[p]) != _kind(now[p]))
+    path = next(p for p in was if _kind(was[p], sizes_vary) != _kind(now[p], sizes_vary))
     return refusals.RESULT_IN_TWO_RUNS(
         path, was[path].type, was[path] or "computed", now[path].type, now[path] or "computed"
     )
