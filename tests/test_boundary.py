@@ -293,6 +293,67 @@ def test_what_comes_from_another_thread_is_not_left_out():
     assert "in one thread" in found[0] or found[0][0] is not None
 
 
+def apart_and_together(x, y):
+    return x * y, x.sin(), y.exp()
+
+
+def same_gradients(found, expected):
+    assert [v is None for v in found] == [v is None for v in expected]
+    torch.testing.assert_close(*([v for v in side if v is not None] for side in (found, expected)))
+
+
+@pytest.mark.parametrize("outer", [(0, 1), (0, 2), (1, 2), (0, 1, 2)])
+@pytest.mark.parametrize("inner", [0, 1, 2])
+def test_a_pass_within_a_pass_loses_nothing(outer, inner):
+    def run(f):
+        x, y = leaves()
+        outs, seen = f(x * 1, y * 1), []
+        other = (outs[inner] * 5).sum()
+
+        def hook(g):
+            seen.extend(torch.autograd.grad(other, (x, y), retain_graph=True, allow_unused=True))
+
+        if inner not in outer:
+            for i in outer:
+                outs[i].register_hook(hook)
+        sum((outs[i] * (i + 2)).sum() for i in outer).backward(retain_graph=True)
+        return x.grad, y.grad, *seen
+
+    same_gradients(run(fg.jit(apart_and_together)), run(apart_and_together))
+
+
+def test_a_pass_in_another_thread_does_not_mix_with_one_that_runs():
+    def run(f):
+        x, y = leaves()
+        a, b, c = f(x * 1, y * 1)
+        seen = []
+
+        def later(g):
+            thread = threading.Thread(
+                target=lambda: seen.extend(torch.autograd.grad((c * 3).sum(), y, retain_graph=True))
+            )
+            thread.start()
+            thread.join()
+
+        a.register_hook(later)
+        (a.sum() + (b * 2).sum()).backward()
+        return x.grad, y.grad, *seen
+
+    same_gradients(run(fg.jit(apart_and_together)), run(apart_and_together))
+
+
+def test_gradients_that_nobody_asks_for_are_not_kept():
+    x, y = leaves()
+    outs = fg.jit(two_heads)(x * 1, y * 1)
+    sum(v.sum() for v in outs).backward(retain_graph=True)
+    gc.collect()
+    before = sum(isinstance(v, torch.Tensor) and v.shape == x.shape for v in gc.get_objects())
+    for _ in range(3):
+        torch.autograd.grad(sum(v.sum() for v in outs), x, retain_graph=True)
+    gc.collect()
+    assert sum(isinstance(v, torch.Tensor) and v.shape == x.shape for v in gc.get_objects()) == before
+
+
 @pytest.mark.parametrize("region", [contextlib.nullcontext, fg.compiled_autograd])
 def test_a_hook_of_a_leaf_that_is_not_reached_gets_a_tensor(region):
     class Two(nn.Module):
