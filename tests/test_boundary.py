@@ -354,6 +354,24 @@ def test_gradients_that_nobody_asks_for_are_not_kept():
     assert sum(isinstance(v, torch.Tensor) and v.shape == x.shape for v in gc.get_objects()) == before
 
 
+@pytest.mark.parametrize("name", ["asked", "saved", "then", "context"])
+def test_a_context_has_no_names_but_the_callers(name):
+    class Scale(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            setattr(ctx, name, 7)
+            return x * 7
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * getattr(ctx, name)
+
+    (x,) = leaves()[:1]
+    with fg.compiled_autograd():
+        Scale.apply(x * 1).sum().backward()
+    torch.testing.assert_close(x.grad, torch.full((3,), 7.0))
+
+
 @pytest.mark.parametrize("region", [contextlib.nullcontext, fg.compiled_autograd])
 def test_a_hook_of_a_leaf_that_is_not_reached_gets_a_tensor(region):
     class Two(nn.Module):
