@@ -354,6 +354,39 @@ def test_gradients_that_nobody_asks_for_are_not_kept():
     assert sum(isinstance(v, torch.Tensor) and v.shape == x.shape for v in gc.get_objects()) == before
 
 
+@pytest.mark.parametrize("region", [contextlib.nullcontext, fg.compiled_autograd])
+@pytest.mark.parametrize("from_", [(2,), (0, 2), (0, 1, 2), (1,)])
+def test_a_result_that_leads_to_no_input_requires_grad(from_, region):
+    def run(f):
+        x, y = leaves()
+        outs, seen = f(x * 1, y * 1), []
+        outs[2].register_hook(seen.append)
+        with region():
+            sum((outs[i] * (i + 2)).sum() for i in from_).backward(retain_graph=True)
+        return x.grad, y.grad, *seen, *[v.detach() for v in outs], *[torch.tensor(v.requires_grad) for v in outs]
+
+    def of_its_own(x, y):
+        return x * y, x * 2, torch.ones(3, requires_grad=True) * 3
+
+    same_gradients(run(fg.jit(of_its_own)), run(of_its_own))
+
+
+def test_a_hook_behind_a_result_that_leads_to_no_input_runs():
+    heard = []
+
+    def hooked(x, y):
+        w = torch.ones(3, requires_grad=True) * 1
+        w.register_hook(lambda g: heard.append(g.tolist()))
+        return x * y, x * 2, w * 3
+
+    for f in (hooked, fg.jit(hooked)):
+        x, y = leaves()
+        outs = f(x * 1, y * 1)
+        (outs[2] * 5).sum().backward()
+        assert (x.grad, y.grad) == (None, None)
+    assert heard == [[15.0] * 3] * 2
+
+
 @pytest.mark.parametrize("name", ["asked", "saved", "then", "context"])
 def test_a_context_has_no_names_but_the_callers(name):
     class Scale(torch.autograd.Function):

@@ -8,9 +8,10 @@ runs what was created last first, and what is computed of outputs was created la
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +33,8 @@ class _Pass:
     incoming: dict[int, Tensor | None] = field(factory=dict)
     ahead: set[int] = field(factory=set)
     """The inputs whose gates it has still to run."""
+    is_whole: bool = True
+    """Whether it goes on to all that the outputs lead to which it comes from."""
     found: dict[int, Any] | None = None
 
 
@@ -54,7 +57,7 @@ class _Gates:
     passes: dict[int, _Pass] = field(factory=dict)
     """Those that run, by number: a hook may run another one, and so may another thread."""
 
-    def arrive(self, places: Sequence[int], incoming: Sequence[Tensor | None], gates: Iterable[Any]) -> None:
+    def arrive(self, places: Sequence[int], incoming: Sequence[Tensor | None], gates: Sequence[Any]) -> None:
         """Gradients of outputs come in, which lead to these ``gates``."""
         number = _number()
         running = self.passes.get(number)
@@ -70,7 +73,9 @@ class _Gates:
                 self.passes.pop(next(iter(self.passes)), None)
             running = self.passes[number] = _Pass()
         running.incoming.update(zip(places, incoming, strict=True))
-        running.ahead.update(i for gate in gates if number < 0 or is_executed(gate) for i in gate.places)
+        executed = [gate for gate in gates if number < 0 or is_executed(gate)]
+        running.ahead.update(i for gate in executed for i in gate.places)
+        running.is_whole &= len(executed) == len(gates)
 
     def taken(self, gate: Any) -> list[Any]:
         """Of the gradients, those for what is behind a gate that runs: the main one before others, as it was created
@@ -87,17 +92,16 @@ class _Gates:
             main = gate if gate.is_main else self.main()
             incoming = [running.incoming.get(i) for i in range(self.n_outs)]
             running.incoming.clear()
-            running.found = dict(enumerate(self.gradients(main, incoming, self._asked)))
+            running.found = dict(enumerate(self.gradients(main, incoming, functools.partial(self._asked, running))))
         found = [running.found.pop(i, None) for i in gate.places]
         running.ahead.difference_update(gate.places)
         if not running.ahead:  # gradients that nobody asks for go with it
             self.passes.pop(number, None)
         return found
 
-    def _asked(self) -> list[bool]:
-        """All, in a pass that was recorded, which is none of the engine's."""
-        found = [running_pass() < 0] * self.n_inputs
-        for node, places in self.all if running_pass() >= 0 else ():
+    def _asked(self, running: _Pass) -> list[bool]:
+        found = [running.is_whole] * self.n_inputs
+        for node, places in () if running.is_whole else self.all:
             edges = () if (gate := node()) is None else gate.next_functions
             for i, (edge, _) in zip(places, edges, strict=False):
                 found[i] = edge is not None and is_executed(edge)
@@ -126,7 +130,7 @@ class _Gate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> tuple[Any, ...]:
-        return None, None, None, *ctx.gates.taken(ctx)
+        return None, None, None, *ctx.gates.taken(ctx), None  # the engine takes one too many: a gate may be of no input
 
 
 class _Outs(torch.autograd.Function):
@@ -172,6 +176,8 @@ def applied(
         alike.setdefault(frozenset(outs for outs in tokens if i in outs), []).append(i)
     for leads, own in alike.items():
         led = [token for outs, token in tokens.items() if outs in leads]
+        if not led:  # to what the function made: then hooks there are all that backward comes to
+            led.append(_Gate.apply(gates, (), None, torch.zeros((), requires_grad=True)))  # type: ignore[no-untyped-call]
         made = _Outs.apply(gates, own, [found[i] for i in own], (tokens[last],), *led)  # type: ignore[no-untyped-call]
         for i, value in zip(own, made, strict=True):
             found[i] = value
