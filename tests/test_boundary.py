@@ -405,6 +405,38 @@ def test_a_context_has_no_names_but_the_callers(name):
     torch.testing.assert_close(x.grad, torch.full((3,), 7.0))
 
 
+class Wide(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        return x * 2, y * 3
+
+    @staticmethod
+    def backward(ctx, g, h):
+        return g * 2, h * 3
+
+
+@pytest.mark.parametrize("region", [contextlib.nullcontext, fg.compiled_autograd])
+@pytest.mark.parametrize("given", ["leaves", "computed", "number"])
+@pytest.mark.parametrize("which", [0, 1])
+def test_zeros_of_a_size_that_nothing_else_has(which, given, region):
+    def wide(x, y, n):
+        return Wide.apply(x, y if n is None else y.sum() + torch.zeros(n))
+
+    compiled = fg.jit(wide)
+    for n in (3, 4, 5):
+
+        def run(f, n=n):
+            x, y = torch.ones(n, requires_grad=True), torch.ones(2 * n, requires_grad=True)
+            number = 3 * n if given == "number" else None
+            outs = f(x, y, number) if given == "leaves" else f(x * 1, y * 1, number)
+            with region():
+                (outs[which] * 5).sum().backward(retain_graph=True)
+                sum(v.sum() for v in outs).backward()
+            return x.grad, y.grad
+
+        same_gradients(run(compiled), run(wide))
+
+
 @pytest.mark.parametrize("region", [contextlib.nullcontext, fg.compiled_autograd])
 def test_a_hook_of_a_leaf_that_is_not_reached_gets_a_tensor(region):
     class Two(nn.Module):
