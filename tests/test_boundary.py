@@ -293,6 +293,150 @@ def test_what_comes_from_another_thread_is_not_left_out():
     assert "in one thread" in found[0] or found[0][0] is not None
 
 
+def apart_and_together(x, y):
+    return x * y, x.sin(), y.exp()
+
+
+def same_gradients(found, expected):
+    assert [v is None for v in found] == [v is None for v in expected]
+    torch.testing.assert_close(*([v for v in side if v is not None] for side in (found, expected)))
+
+
+@pytest.mark.parametrize("outer", [(0, 1), (0, 2), (1, 2), (0, 1, 2)])
+@pytest.mark.parametrize("inner", [0, 1, 2])
+def test_a_pass_within_a_pass_loses_nothing(outer, inner):
+    def run(f):
+        x, y = leaves()
+        outs, seen = f(x * 1, y * 1), []
+        other = (outs[inner] * 5).sum()
+
+        def hook(g):
+            seen.extend(torch.autograd.grad(other, (x, y), retain_graph=True, allow_unused=True))
+
+        if inner not in outer:
+            for i in outer:
+                outs[i].register_hook(hook)
+        sum((outs[i] * (i + 2)).sum() for i in outer).backward(retain_graph=True)
+        return x.grad, y.grad, *seen
+
+    same_gradients(run(fg.jit(apart_and_together)), run(apart_and_together))
+
+
+def test_a_pass_in_another_thread_does_not_mix_with_one_that_runs():
+    def run(f):
+        x, y = leaves()
+        a, b, c = f(x * 1, y * 1)
+        seen = []
+
+        def later(g):
+            thread = threading.Thread(
+                target=lambda: seen.extend(torch.autograd.grad((c * 3).sum(), y, retain_graph=True))
+            )
+            thread.start()
+            thread.join()
+
+        a.register_hook(later)
+        (a.sum() + (b * 2).sum()).backward()
+        return x.grad, y.grad, *seen
+
+    same_gradients(run(fg.jit(apart_and_together)), run(apart_and_together))
+
+
+def test_gradients_that_nobody_asks_for_are_not_kept():
+    x, y = leaves()
+    outs = fg.jit(two_heads)(x * 1, y * 1)
+    sum(v.sum() for v in outs).backward(retain_graph=True)
+    gc.collect()
+    before = sum(isinstance(v, torch.Tensor) and v.shape == x.shape for v in gc.get_objects())
+    for _ in range(3):
+        torch.autograd.grad(sum(v.sum() for v in outs), x, retain_graph=True)
+    gc.collect()
+    assert sum(isinstance(v, torch.Tensor) and v.shape == x.shape for v in gc.get_objects()) == before
+
+
+@pytest.mark.parametrize("region", [contextlib.nullcontext, fg.compiled_autograd])
+@pytest.mark.parametrize("from_", [(2,), (0, 2), (0, 1, 2), (1,)])
+def test_a_result_that_leads_to_no_input_requires_grad(from_, region):
+    def run(f):
+        x, y = leaves()
+        outs, seen = f(x * 1, y * 1), []
+        outs[2].register_hook(seen.append)
+        with region():
+            sum((outs[i] * (i + 2)).sum() for i in from_).backward(retain_graph=True)
+        return x.grad, y.grad, *seen, *[v.detach() for v in outs], *[torch.tensor(v.requires_grad) for v in outs]
+
+    def of_its_own(x, y):
+        return x * y, x * 2, torch.ones(3, requires_grad=True) * 3
+
+    same_gradients(run(fg.jit(of_its_own)), run(of_its_own))
+
+
+def test_a_hook_behind_a_result_that_leads_to_no_input_runs():
+    heard = []
+
+    def hooked(x, y):
+        w = torch.ones(3, requires_grad=True) * 1
+        w.register_hook(lambda g: heard.append(g.tolist()))
+        return x * y, x * 2, w * 3
+
+    for f in (hooked, fg.jit(hooked)):
+        x, y = leaves()
+        outs = f(x * 1, y * 1)
+        (outs[2] * 5).sum().backward()
+        assert (x.grad, y.grad) == (None, None)
+    assert heard == [[15.0] * 3] * 2
+
+
+@pytest.mark.parametrize("name", ["asked", "saved", "then", "context"])
+def test_a_context_has_no_names_but_the_callers(name):
+    class Scale(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            setattr(ctx, name, 7)
+            return x * 7
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * getattr(ctx, name)
+
+    (x,) = leaves()[:1]
+    with fg.compiled_autograd():
+        Scale.apply(x * 1).sum().backward()
+    torch.testing.assert_close(x.grad, torch.full((3,), 7.0))
+
+
+class Wide(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        return x * 2, y * 3
+
+    @staticmethod
+    def backward(ctx, g, h):
+        return g * 2, h * 3
+
+
+@pytest.mark.parametrize("region", [contextlib.nullcontext, fg.compiled_autograd])
+@pytest.mark.parametrize("given", ["leaves", "computed", "number"])
+@pytest.mark.parametrize("which", [0, 1])
+def test_zeros_of_a_size_that_nothing_else_has(which, given, region):
+    def wide(x, y, n):
+        return Wide.apply(x, y if n is None else y.sum() + torch.zeros(n))
+
+    compiled = fg.jit(wide)
+    for n in (3, 4, 5):
+
+        def run(f, n=n):
+            x, y = torch.ones(n, requires_grad=True), torch.ones(2 * n, requires_grad=True)
+            number = 3 * n if given == "number" else None
+            outs = f(x, y, number) if given == "leaves" else f(x * 1, y * 1, number)
+            with region():
+                (outs[which] * 5).sum().backward(retain_graph=True)
+                sum(v.sum() for v in outs).backward()
+            return x.grad, y.grad
+
+        same_gradients(run(compiled), run(wide))
+
+
 @pytest.mark.parametrize("region", [contextlib.nullcontext, fg.compiled_autograd])
 def test_a_hook_of_a_leaf_that_is_not_reached_gets_a_tensor(region):
     class Two(nn.Module):

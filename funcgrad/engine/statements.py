@@ -333,7 +333,7 @@ class _Context:
     then."""
 
     def __init__(self, context: Any, saved: Sequence[Any], then: Versions, asked: Sequence[bool]) -> None:
-        self.__dict__.update(_context=context, _saved=tuple(saved), _then=then, asked=asked)
+        self.__dict__.update(_context=context, _saved=tuple(saved), _then=then, _asked=asked)
 
     @property
     def saved_tensors(self) -> tuple[Any, ...]:

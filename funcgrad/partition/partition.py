@@ -44,6 +44,7 @@ from ..show.units import in_bytes
 from ..slots import Captured, Input, Saved, Seed, Slot, of_backward, outer_slot
 from ..tags import Tag, tags_of
 from .cut import minimum_cut
+from .kept_sizes import with_sizes
 from .roles import RECOMPUTED, Roles, made_of_seeds, price_again, price_of_saving
 
 _RULES = "minimum cut 11"
@@ -235,13 +236,14 @@ def split(graph: Graph, roles: Roles, kept: set[fx.Node]) -> Partition:
     made_in_backward = backward_nodes - kept
     again = [n for n in forward_nodes if n in made_in_backward and n.op == "call_function"]
     cotangents, drawn = [(s, n) for s, n in ins if n in roles.incoming], made_of_seeds(graph)
+    in_time = _in_time(graph, roles, backward_nodes, kept)
+    forward = verify(copy_nodes(graph, forward_nodes, list(inputs), forward_outs, "forward"))
+    backward = verify(copy_nodes(graph, in_time, [*saved, *cotangents], list(gradients), "backward"))
+    if roles.is_split:
+        forward, backward = with_sizes(forward, backward)
     return Partition(
-        verify(copy_nodes(graph, forward_nodes, list(inputs), forward_outs, "forward")),
-        verify(
-            copy_nodes(
-                graph, _in_time(graph, roles, backward_nodes, kept), [*saved, *cotangents], list(gradients), "backward"
-            )
-        ),
+        forward,
+        backward,
         tuple(_kept(slot, node, own_memory) for slot, node in saved),
         tuple(_again(n, drawn) for n in again if tensors_in(value_of(n)) and not is_view(n)),
         frozenset(n.name for n in kept),

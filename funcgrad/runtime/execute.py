@@ -377,7 +377,7 @@ def _add_zeros(ctx: Any, result: list[Any], places: Iterable[int]) -> None:
 
 def _asked(ctx: Any) -> Sequence[bool]:
     """Of which inputs this pass asks for a gradient: whether the engine goes on to what computed them."""
-    if (known := getattr(ctx, "asked", None)) is not None:  # in a pass that was recorded
+    if (known := getattr(ctx, "_asked", None)) is not None:  # in a pass that was recorded
         return known[2:]  # type: ignore[no-any-return]
     edges = iter(ctx.next_functions)
     return [given is not None and (node := next(edges)[0]) is not None and is_executed(node) for given in ctx.given]

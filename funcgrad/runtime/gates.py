@@ -8,6 +8,8 @@ runs what was created last first, and what is computed of outputs was created la
 
 from __future__ import annotations
 
+import functools
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,6 +27,23 @@ what says of which inputs the pass asks for gradients."""
 
 
 @define(eq=False)
+class _Pass:
+    """What a backward pass has come to at one call."""
+
+    incoming: dict[int, Tensor | None] = field(factory=dict)
+    ahead: set[int] = field(factory=set)
+    """The inputs whose gates it has still to run."""
+    is_whole: bool = True
+    """Whether it goes on to all that the outputs lead to which it comes from."""
+    found: dict[int, Any] | None = None
+
+
+_AT_ONCE = 64
+"""Of so many passes through a call, one within another or in threads, is it known what they have come to: one that
+fails leaves that behind."""
+
+
+@define(eq=False)
 class _Gates:
     """The nodes of one call."""
 
@@ -35,41 +54,64 @@ class _Gates:
     """In whose queue the engine puts gates: that of all that is computed of the outputs."""
     main: weakref.ref[Any] | None = None
     all: list[tuple[weakref.ref[Any], Sequence[int]]] = field(factory=list)
-    number: int = -1
-    """Of the backward pass that runs."""
-    incoming: dict[int, Tensor | None] = field(factory=dict)
-    found: dict[int, Any] | None = None
+    passes: dict[int, _Pass] = field(factory=dict)
+    """Those that run, by number: a hook may run another one, and so may another thread."""
 
-    def arrive(self, places: Sequence[int], incoming: Sequence[Tensor | None]) -> None:
-        if self.found is not None and self.number == running_pass() >= 0:
-            raise GraphError(
-                "a gradient comes in for a result of a compiled function after those of its inputs were computed",
-                fix="call it, and compute of its results, in one thread and on one device",
-            )
-        if self.found is not None or self.number != running_pass():
-            self.number, self.found = running_pass(), None
-            self.incoming.clear()
-        self.incoming.update(zip(places, incoming, strict=True))
+    def arrive(self, places: Sequence[int], incoming: Sequence[Tensor | None], gates: Sequence[Any]) -> None:
+        """Gradients of outputs come in, which lead to these ``gates``."""
+        number = _number()
+        running = self.passes.get(number)
+        if running is not None and running.found is not None:
+            if number >= 0:
+                raise GraphError(
+                    "a gradient comes in for a result of a compiled function after those of its inputs were computed",
+                    fix="call it, and compute of its results, in one thread and on one device",
+                )
+            running = None
+        if running is None:
+            while len(self.passes) >= _AT_ONCE:
+                self.passes.pop(next(iter(self.passes)), None)
+            running = self.passes[number] = _Pass()
+        running.incoming.update(zip(places, incoming, strict=True))
+        executed = [gate for gate in gates if number < 0 or is_executed(gate)]
+        running.ahead.update(i for gate in executed for i in gate.places)
+        running.is_whole &= len(executed) == len(gates)
 
     def taken(self, gate: Any) -> list[Any]:
         """Of the gradients, those for what is behind a gate that runs: the main one before others, as it was created
         last; in a pass that was recorded it is given what was saved."""
-        if self.found is None:
+        number = _number()
+        running = self.passes.get(number)
+        if running is None:
+            raise GraphError(
+                f"more than {_AT_ONCE} backward passes run at once through one call of a compiled function",
+                fix="run fewer of them within hooks of each other, or in fewer threads",
+            )
+        if running.found is None:
             assert self.main is not None
             main = gate if gate.is_main else self.main()
-            incoming = [self.incoming.get(i) for i in range(self.n_outs)]
-            self.incoming.clear()
-            self.found = dict(enumerate(self.gradients(main, incoming, self._asked)))
-        return [self.found.pop(i, None) for i in gate.places]
+            incoming = [running.incoming.get(i) for i in range(self.n_outs)]
+            running.incoming.clear()
+            running.found = dict(enumerate(self.gradients(main, incoming, functools.partial(self._asked, running))))
+        found = [running.found.pop(i, None) for i in gate.places]
+        running.ahead.difference_update(gate.places)
+        if not running.ahead:  # gradients that nobody asks for go with it
+            self.passes.pop(number, None)
+        return found
 
-    def _asked(self) -> list[bool]:
-        """All, in a pass that was recorded, which is none of the engine's."""
-        found = [running_pass() < 0] * self.n_inputs
-        for node, places in self.all if running_pass() >= 0 else ():
+    def _asked(self, running: _Pass) -> list[bool]:
+        found = [running.is_whole] * self.n_inputs
+        for node, places in () if running.is_whole else self.all:
             edges = () if (gate := node()) is None else gate.next_functions
             for i, (edge, _) in zip(places, edges, strict=False):
                 found[i] = edge is not None and is_executed(edge)
         return found
+
+
+def _number() -> int:
+    """Of the backward pass that runs; one that was recorded is none of the engine's, and has its thread's, negated."""
+    number = running_pass()
+    return number if number >= 0 else -threading.get_ident()
 
 
 class _Gate(torch.autograd.Function):
@@ -88,7 +130,7 @@ class _Gate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> tuple[Any, ...]:
-        return None, None, None, *ctx.gates.taken(ctx)
+        return None, None, None, *ctx.gates.taken(ctx), None  # the engine takes one too many: a gate may be of no input
 
 
 class _Outs(torch.autograd.Function):
@@ -103,7 +145,7 @@ class _Outs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Any, ...]:
-        ctx.gates.arrive(ctx.places, incoming)
+        ctx.gates.arrive(ctx.places, incoming, [gate for gate, _ in ctx.next_functions])
         token = None if ctx.gates.device.type == "cpu" else torch.zeros((), device=ctx.gates.device)
         return None, None, None, None, *[token] * ctx.n
 
@@ -134,6 +176,8 @@ def applied(
         alike.setdefault(frozenset(outs for outs in tokens if i in outs), []).append(i)
     for leads, own in alike.items():
         led = [token for outs, token in tokens.items() if outs in leads]
+        if not led:  # to what the function made: then hooks there are all that backward comes to
+            led.append(_Gate.apply(gates, (), None, torch.zeros((), requires_grad=True)))  # type: ignore[no-untyped-call]
         made = _Outs.apply(gates, own, [found[i] for i in own], (tokens[last],), *led)  # type: ignore[no-untyped-call]
         for i, value in zip(own, made, strict=True):
             found[i] = value
