@@ -311,3 +311,29 @@ def test_a_hook_of_a_leaf_that_is_not_reached_gets_a_tensor(region):
         for _ in range(2):
             compiled(torch.ones(4, 3))[0].sum().backward()
     torch.testing.assert_close(module.a.bias.grad, torch.full((2,), 2.0))
+
+
+K = torch.ones(3)
+
+
+@pytest.mark.parametrize("region", [contextlib.nullcontext, fg.compiled_autograd])
+@pytest.mark.parametrize("made", [lambda g: K * 5, lambda g: K, lambda g: torch.full((3,), 7.0)])
+def test_what_a_hook_gives_comes_from_the_results_that_lead_to_it(made, region):
+    """Though it depends on no gradient that comes in."""
+
+    def f(x, y):
+        z = x * 2
+        z.register_hook(made)
+        return z * y, y * 3
+
+    def passes(f):
+        found = []
+        for of in ([0], [1], [0, 1]):
+            args = leaves()
+            with region():
+                outs = f(*(x * 1 for x in args))
+                sum(outs[i].sum() for i in of).backward()
+            found.append([x.grad for x in args])
+        return found
+
+    torch.testing.assert_close(passes(fg.jit(f)), passes(f))

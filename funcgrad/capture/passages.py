@@ -91,11 +91,12 @@ class Passages:
         self._body = body
 
     def _is_done(self, given: Sequence[Tensor | None], _: Any) -> tuple[Tensor | None, ...]:
-        found = tuple(map(self._as_gradient, given))
+        found = tuple(map(self.as_gradient, given))
         self._body = None
         return found
 
-    def _as_gradient(self, value: Tensor | None) -> Tensor | None:
+    def as_gradient(self, value: Tensor | None) -> Tensor | None:
+        """A gradient that Python gives, marked as one where it depends on none that comes in."""
         node = self._node_of(value) if isinstance(value, FunctionalTensor) else None
         if value is None or node is None or self._is_incoming(node):
             return value
