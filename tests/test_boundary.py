@@ -455,3 +455,123 @@ def test_a_hook_of_a_leaf_that_is_not_reached_gets_a_tensor(region):
         for _ in range(2):
             compiled(torch.ones(4, 3))[0].sum().backward()
     torch.testing.assert_close(module.a.bias.grad, torch.full((2,), 2.0))
+
+
+K = torch.ones(3)
+
+
+@pytest.mark.parametrize("region", [contextlib.nullcontext, fg.compiled_autograd])
+@pytest.mark.parametrize("made", [lambda g: K * 5, lambda g: K, lambda g: torch.full((3,), 7.0)])
+def test_what_a_hook_gives_comes_from_the_results_that_lead_to_it(made, region):
+    """Though it depends on no gradient that comes in."""
+
+    def f(x, y):
+        z = x * 2
+        z.register_hook(made)
+        return z * y, y * 3
+
+    def passes(f):
+        found = []
+        for of in ([0], [1], [0, 1]):
+            args = leaves()
+            with region():
+                outs = f(*(x * 1 for x in args))
+                sum(outs[i].sum() for i in of).backward()
+            found.append([x.grad for x in args])
+        return found
+
+    torch.testing.assert_close(passes(fg.jit(f)), passes(f))
+
+
+class Branches(torch.autograd.Function):
+    """Its backward is told where no gradient comes in, by a helper, and does otherwise then."""
+
+    @staticmethod
+    def forward(x):
+        return x * 2, x * 3
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        take_none(ctx)
+
+    @staticmethod
+    def backward(ctx, g, h):
+        if h is None:
+            return g * 2
+        return h * 100 if g is None else g * 7 + h * 3
+
+
+def take_none(ctx):
+    ctx.set_materialize_grads(False)
+
+
+class Materializes(torch.autograd.Function):
+    """Says that it is given zeros, as it would be anyhow."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(True)
+        ctx.save_for_backward(x)
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx, g, h):
+        (x,) = ctx.saved_tensors
+        return g / (x - 1) + h
+
+
+class Two(nn.Module):
+    def forward(self, x):
+        return x * 2, x * 3
+
+
+def hooked(register, hook):
+    module = Two()
+    getattr(module, register)(hook)
+    return lambda x, y: (*module(x), y)
+
+
+def hooks_a_node(x, y):
+    a, b = Materializes.apply(x * y)
+
+    def times(given):
+        return tuple(g if g is None else g * (1 + sum(v is None for v in given)) for g in given)
+
+    a.grad_fn.register_prehook(times)
+    return a, b * y
+
+
+@pytest.mark.parametrize("region", [contextlib.nullcontext, fg.compiled_autograd])
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, y: (*Branches.apply(x * y), y * 3),
+        lambda x, y: Branches.apply((x * torch.rand(3)).exp()),
+        lambda x, y: Materializes.apply(x),
+        hooks_a_node,
+        hooked("register_full_backward_hook", lambda module, gi, go: (gi[0] * (10 if go[1] is None else 1000),)),
+        hooked("register_full_backward_pre_hook", lambda module, go: [torch.ones(3) if g is None else g for g in go]),
+    ],
+)
+def test_python_that_hears_of_it_where_no_gradient_comes_in(f, region):
+    """What it does then is traced of its own."""
+
+    def passes(f, region):
+        found = []
+        for of in ([0], [1], [0, 1], [-1]):
+            torch.manual_seed(0)
+            args = torch.tensor([1.0, 2, 3], requires_grad=True), torch.tensor([1.0, 2, 5], requires_grad=True)
+            with region():
+                outs = f(*args)
+                sum(outs[i].sum() for i in of).backward()
+            found.append([x.grad for x in args])
+        return found
+
+    torch.testing.assert_close(passes(fg.jit(f), region), passes(f, contextlib.nullcontext), equal_nan=True)
+
+
+def test_python_that_hears_of_it_at_a_level():
+    def gradients(f):
+        return [torch.func.grad(lambda x, i=i: f(x)[i].sum())(torch.ones(3)) for i in (0, 1)]
+
+    torch.testing.assert_close(gradients(fg.jit(Branches.apply)), gradients(Branches.apply))

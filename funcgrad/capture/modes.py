@@ -286,7 +286,15 @@ class Lifter(TorchFunctionMode):
         named = self._trace.lineage.named(tensor)
         if id(named) in self._trace.stand_ins():
             self._trace.hooked[id(named)] = user_line()
-        return hook_called(hook, user_line()) if self._trace.hooks.is_registered_opaque(hook) else hook
+        if self._trace.hooks.is_registered_opaque(hook):
+            return hook_called(hook, user_line())
+
+        @functools.wraps(hook)
+        def called(gradient: Tensor | None) -> Any:
+            found, passages = hook(gradient), self._trace.passages
+            return found if passages is None else passages.as_gradient(self._trace.operand(found))
+
+        return called
 
     def _gradients(self, outputs: Any, inputs: Any, *rest: Any, **options: Any) -> Any:
         """``torch.autograd.grad`` through a graph that was recorded outside; ``NotImplemented`` for any other."""

@@ -111,7 +111,8 @@ class _Narrowing:
         if is_constant_gradient(node) or not self.incoming.isdisjoint(operands):
             self.incoming.add(node)
         gone = [n for n in operands if n in self.zeros]
-        if passage is not None and passage.is_python and node in self.incoming and not self._runs(passage):
+        by_python = is_constant_gradient(node) or (passage is not None and passage.is_python)
+        if by_python and node in self.incoming and not self._runs(passage):
             self.zeros.add(node)
         elif not gone:
             self.env[node] = self.new.node_copy(node, self.env.__getitem__)
