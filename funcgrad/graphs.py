@@ -202,18 +202,6 @@ class Passage:
     """Whether that is given zeros where no gradient comes in."""
 
 
-Arrivals = tuple[frozenset[Slot], ...]
-"""Of Python that a backward pass runs, and that hears of it where a gradient is not there: for each gradient the
-outputs from which it comes."""
-
-
-def lacks_some(told: Collection[Arrivals], absent: Collection[Slot]) -> bool:
-    """Whether such Python runs without some of its gradients where none comes in for the ``absent`` outputs: what it
-    does then is not what it did where all were there."""
-    gone = [[of <= frozenset(absent) for of in arrivals] for arrivals in told]
-    return any(any(each) and not all(each) for each in gone)
-
-
 def passage_of(node: Node) -> Passage | None:
     """The node of autograd that made a call, where it is known."""
     return node.meta.get("passage")

@@ -12,7 +12,7 @@ from attrs import frozen
 
 from .generators import Drawn
 from .graph_primitives import Read, guard_holds
-from .graphs import Arrivals, Graph, drawn_from, is_path_check, is_random, pass_of
+from .graphs import Graph, drawn_from, is_path_check, is_random, pass_of
 from .show.parts import Doc, Table
 from .show.shown import Shown
 from .slots import Seed, Signature, Slot, of_backward, outer_slot
@@ -83,8 +83,6 @@ class Joint(Shown):
     reached: Mapping[Slot, frozenset[Slot]] = {}
     """The inputs to which a backward pass comes from some of the outputs and not from others, by those from which it
     does."""
-    told: tuple[Arrivals, ...] = ()
-    """Of the Python in the backward pass that hears of it where a gradient is not there."""
     outs: tuple[Slot, ...] = ()
     """What it gives as the caller knows it: a wrapper subclass is one slot, and gradients for autograd are none."""
     is_split: bool = False

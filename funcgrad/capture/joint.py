@@ -116,7 +116,6 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool,
         graph, returned, guards, names, sizes, trace.wrappings, symbols.by_value,
         {} if trace.passages is None else trace.passages.together,
         {} if trace.passages is None else trace.passages.reached,
-        () if trace.passages is None else tuple(trace.passages.told),
         inner.signature.outs,
         with_backward,
         symbols.lines, tuple(trace.reads.done),
@@ -179,8 +178,7 @@ def _with_backward(trace: Trace, inner: Inner, ins: Sequence[Any], ran: Ran) -> 
     ]
     targets = [(slot, x) for slot, x in leaves if x.requires_grad]
     trace.rereads = {storage_id(value): (slot, value) for slot, value in memory}  # type: ignore[misc]
-    # asked now: once backward has written, autograd may forbid to ask
-    ends = [(slot, v.grad_fn, v.output_nr) for slot, v in active]
+    ends = [(slot, v.grad_fn) for slot, v in active]  # asked now: once backward has written, autograd may forbid to ask
     graph = trace.graph
 
     def node_of(tensor: Tensor) -> fx.Node | None:

@@ -4,16 +4,16 @@ PyTorch runs some of them."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from attrs import define, evolve, field
 from torch import Tensor, fx
 
 from ..autograd_state import ends_above, has_history
-from ..graphs import Arrivals, Passage, Write, is_constant_gradient
+from ..graphs import Passage, Write, is_constant_gradient
 from ..slots import Slot
-from ..torch_private.autograd import custom_function_of, is_hooked, node_materializes, running_node
+from ..torch_private.autograd import custom_function_of, materializes, running_node
 from ..torch_private.functional import FunctionalTensor
 
 Mark = tuple[Tensor, fx.Node, fx.Node, Passage]
@@ -31,8 +31,6 @@ class Passages:
     """For each output those from which a backward pass runs some of the same nodes; nothing where all do."""
     reached: dict[Slot, frozenset[Slot]]
     """The inputs to which some of the outputs do not lead, each with those that do."""
-    told: list[Arrivals] = field(factory=list)
-    """Of the Python that hears of it where a gradient is not there."""
     _last: Passage | None = None
     _body: Passage | None = None
     """That of the custom function whose own backward runs: hooks on its results come before."""
@@ -45,13 +43,12 @@ class Passages:
 
     @staticmethod
     def of(
-        ends: Sequence[tuple[Slot, Any, int]],
+        ends: Sequence[tuple[Slot, Any]],
         targets: Sequence[tuple[Slot, Tensor]],
         node_of: Callable[[Tensor], fx.Node | None],
     ) -> Passages:
-        """Of the pass from the nodes that computed outputs, each as its result of that number, to what computed
-        inputs."""
-        outs = ends_above([end for _, end, _ in ends])
+        """Of the pass from the nodes that computed outputs to what computed inputs."""
+        outs = ends_above([end for _, end in ends])
         targets_at: dict[int, int] = {}
         for i, (_, x) in enumerate(targets):
             key = id(x.grad_fn if has_history(x) else x)
@@ -61,17 +58,15 @@ class Passages:
             own = targets_at.get(id(node.variable if hasattr(node, "variable") else node), 0)
             inputs[node] = functools.reduce(int.__or__, (inputs[n] for n, _ in node.next_functions if n), own)
 
-        slots = [slot for slot, _, _ in ends], [slot for slot, _ in targets]
-
         @functools.cache
         def named(mask: int, of_inputs: bool) -> frozenset[Slot]:
-            return frozenset(slot for i, slot in enumerate(slots[of_inputs]) if mask >> i & 1)
+            return frozenset(slot for i, (slot, _) in enumerate(targets if of_inputs else ends) if mask >> i & 1)
 
         def passage(node: Any) -> Passage:
             return Passage(named(outs[node], False), named(inputs[node], True))
 
         shared = {named(mask, False) for node, mask in outs.items() if not hasattr(node, "variable")}
-        together = {slot: frozenset[Slot]().union(*(own for own in shared if slot in own)) for slot, *_ in ends}
+        together = {slot: frozenset[Slot]().union(*(own for own in shared if slot in own)) for slot, _ in ends}
         differ = any(len(own) < len(ends) for own in together.values())
         led_to = dict.fromkeys((slot for slot, _ in targets), frozenset[Slot]())
         for node, mask in outs.items():
@@ -80,8 +75,6 @@ class Passages:
         reached = {slot: own for slot, own in led_to.items() if len(own) < len(ends)}
         found = Passages(node_of, {node: passage(node) for node in outs}, together if differ else {}, reached)
         if len(ends) > 1:
-            arriving = _arriving(ends, outs)
-            found.told = [tuple(named(m, False) for m in arriving[node].values()) for node in outs if _is_told(node)]
             found._hear_of_python()
         return found
 
@@ -90,7 +83,7 @@ class Passages:
         comes in."""
         for node, passage in self._found.items():
             if (function := custom_function_of(node)) is not None:
-                body = evolve(passage, is_python=True, takes_zeros=node_materializes(node, function))
+                body = evolve(passage, is_python=True, takes_zeros=materializes(function))
                 node.register_prehook(functools.partial(self._begins, body))
                 node.register_hook(self._is_done)
 
@@ -153,20 +146,3 @@ class Passages:
                 self._marks.append((tensor, before, last, passage))
             elif after > last:
                 after.meta["write"] = Write(before.name, passage)
-
-
-def _is_told(node: Any) -> bool:
-    """Whether Python that a node of autograd runs hears of it where a gradient is not there."""
-    function = custom_function_of(node)
-    return function is not None and (is_hooked(node) or not node_materializes(node, function))
-
-
-def _arriving(ends: Sequence[tuple[Slot, Any, int]], outs: Mapping[Any, int]) -> dict[Any, dict[int, int]]:
-    """For each node of autograd, and each of its results, from which outputs a gradient of that comes."""
-    edges = [(end, at, 1 << i) for i, (_, end, at) in enumerate(ends)]
-    edges += [(below, at, mask) for node, mask in outs.items() for below, at in node.next_functions]
-    found: dict[Any, dict[int, int]] = {}
-    for below, at, mask in edges:
-        own = found.setdefault(below, {})
-        own[at] = own.get(at, 0) | mask
-    return found

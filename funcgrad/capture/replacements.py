@@ -11,7 +11,7 @@ import torch
 from .. import refusals
 from ..graphs import tensors_in, type_text
 from ..state.lines import user_line
-from ..torch_private.autograd import is_below_autograd, note_hooked, note_materializes
+from ..torch_private.autograd import is_below_autograd
 from ..torch_private.patches import is_folded
 from .captures import GradientsMatter, RestartTrace
 from .control_calls import cond
@@ -69,8 +69,6 @@ def replacements_of(trace: Trace) -> dict[str, Replacement]:
         # on a real tensor, torch's own would be carried out at once
         "set_": lambda _, *args, **kwargs: set_(*args, **kwargs),
         "apply": apply_function,
-        "set_materialize_grads": note_materializes,
-        "node hook": note_hooked,
         # torch's own would run the function again in backward
         "checkpoint": lambda _, *args, **kwargs: checkpoint(*args, **kwargs),
         "engine": run_engine,

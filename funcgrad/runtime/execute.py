@@ -25,7 +25,7 @@ from ..backends.backend import Runnable
 from ..capture.autocast import autocast_as
 from ..capture.views import Step, take
 from ..generators import Drawn, OwnDraws, mark_of, own_draws, state_of
-from ..graphs import Arrivals, Graph, lacks_some
+from ..graphs import Graph
 from ..slots import Final, Late, Slot
 from ..subclasses import Wrapping, inner_tensors, overwrite
 from ..torch_private.autograd import any_autocast, below_autograd, graph_is_kept, is_executed, versions_kept
@@ -66,9 +66,6 @@ class Differentiable:
     """For each of these outputs those from which a backward pass has something in common; nothing where all have."""
     reached: Mapping[Slot, frozenset[Slot]]
     """The inputs to which some of them do not lead, each with those that do."""
-    told: Collection[Arrivals]
-    """Of the Python in backward that hears of it where a gradient is not there: a pass in which it does is traced of
-    its own, as ``pullback``."""
     has_effects: bool
     """Whether backward writes, or calls what may: then it matters which gradients are asked for."""
     pullback: Pullback
@@ -127,12 +124,6 @@ class Differentiable:
                 if key not in self._halves:
                     self._halves[key] = self.narrowed(*key)
         return self._halves[key]
-
-    def is_traced_anew(self, arrived: Sequence[bool]) -> bool:
-        """Whether a pass in which these gradients come in is no part of ``backward``."""
-        return bool(self.told) and lacks_some(
-            self.told, [s for s, here in zip(self.cotangents, arrived, strict=True) if not here]
-        )
 
     def writes_of(self, half: Half) -> tuple[int, ...]:
         """Which of what is ``written`` a half writes to."""
@@ -340,8 +331,7 @@ def _gradients(ctx: Any, incoming: Sequence[Tensor | None], asked: Callable[[], 
     saved = _saved(ctx, here) if at.together else ctx.saved_tensors
     require_saved_versions(ctx)
     # kernels take no tensors of a vmap that is around this backward pass (is_grads_batched, torch.func.vmap)
-    is_mapped_over = any(t is not None and is_mapped(t) for t in cotangents)
-    if torch.is_grad_enabled() or program.backward is None or is_mapped_over or program.is_traced_anew(here):
+    if torch.is_grad_enabled() or program.backward is None or any(t is not None and is_mapped(t) for t in cotangents):
         require_versions(
             (v, version) for v, version in zip(ctx.inputs, ctx.versions, strict=True) if isinstance(v, Tensor)
         )

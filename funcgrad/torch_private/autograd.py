@@ -94,48 +94,14 @@ def custom_function_of(node: Any) -> type | None:
     return function
 
 
-SET_MATERIALIZES = torch.autograd.function.FunctionCtx, "set_materialize_grads"
-"""What a custom ``autograd.Function`` calls to say whether it is given zeros for a gradient that is undefined. PyTorch
-keeps that where nobody can ask for it."""
-
-
-NODE_HOOKS = tuple((torch.autograd.function.BackwardCFunction, name) for name in ("register_hook", "register_prehook"))
-"""What hooks the node of such a function, as ``torch.nn.Module`` does for its backward hooks: these hear of gradients
-as they come in."""
-
-
-def note_materializes(set_materializes: Callable[..., None], context: Any, value: bool) -> None:
-    """Have the context of a custom function (which is its node) know what was said."""
-    context._funcgrad_materializes = value
-    set_materializes(context, value)
-
-
 def materializes(function: Any) -> bool:
-    """Whether an ``autograd.Function`` is given zeros for a gradient that is undefined, as far as is known of one that
-    ran outside of a trace: one that mentions it takes what comes."""
-    return _names(function).isdisjoint({"set_materialize_grads", "materialize_grads"})
-
-
-def node_materializes(node: Any, function: Any) -> bool:
-    """Whether the node of a custom function that ran in a trace is given zeros."""
-    said = getattr(node, "_funcgrad_materializes", None)
-    return "materialize_grads" not in _names(function) if said is None else bool(said)
-
-
-def note_hooked(register: Callable[..., Any], node: Any, hook: Any) -> Any:
-    """Have the node of a custom function know that the caller has hooked it."""
-    node._funcgrad_hooked = True
-    return register(node, hook)
-
-
-def is_hooked(node: Any) -> bool:
-    """Whether the caller has hooked the node of a custom function in a trace."""
-    return hasattr(node, "_funcgrad_hooked")
-
-
-def _names(function: Any) -> set[str]:
+    """Whether an ``autograd.Function`` is given zeros for a gradient that is undefined. It may be told so in its
+    forward, and PyTorch does not say what it was told: one that mentions it takes what comes."""
     made = (getattr(f, "__code__", None) for f in (function.forward, function.setup_context))
-    return {name for code in made if code is not None for name in code.co_names}
+    return not any(
+        code is not None and not {"set_materialize_grads", "materialize_grads"}.isdisjoint(code.co_names)
+        for code in made
+    )
 
 
 def running_node_name() -> str | None:

@@ -109,7 +109,6 @@ def differentiable(
         cotangents=layouts,
         together={slot: joint.together[slot] for slot in active} if joint.together else {},
         reached=joint.reached,
-        told=joint.told,
         has_effects=len(graphs) == 2 and _has_effects(graphs[1]),
         pullback=derivative,
         requires_grad=[slot for slot in ins if inner.facts.requires_grad(slot)],  # type: ignore[arg-type]
@@ -157,8 +156,6 @@ def _why_apart(found: CapturedCall, made: Executable, options: Options) -> str |
         return "cannot be differentiated"
     if len(made.graphs) != 2:
         return "is itself a gradient"
-    if made.joint.told:
-        return "runs Python in its backward pass that hears of it where a gradient is not there"
     backward = made.graphs[1]
     if any(isinstance(slot, Final) and inner_path(slot) for slot in backward.signature.outs):
         return "writes to wrapper subclasses in its backward pass"
@@ -281,7 +278,7 @@ def pure_of(found: CapturedCall, made: Executable) -> Pure:
     whole = restrict(graphs[0], [slot for slot in graphs[0].signature.outs if not isinstance(slot, Saved)])
     draws = _draws(whole, inner)
     halves = None
-    if len(graphs) == 2 and not joint.wrappings and not joint.told and _exchange_values_alone(*graphs):
+    if len(graphs) == 2 and not joint.wrappings and _exchange_values_alone(*graphs):
         halves = graphs[0], evolve(graphs[1], is_boxed=False, handed_over=frozenset())
     autocast = found.key.ambient.autocast
     return Pure(
