@@ -658,6 +658,9 @@ def test_static_arguments_are_compared_and_what_decides_is_told() -> None:
             parts(X, n)
 
 
+ONES = torch.ones(2)
+
+
 class _Doubles(dict):
     def __setitem__(self, key, value):
         super().__setitem__(key, value * 2)
@@ -669,10 +672,7 @@ def test_numbers_in_containers_of_a_class_that_says_how_to_store() -> None:
     compiled = fg.jit(lambda x: x * math.prod(held.values()))
     for i in range(6):
         dict.__setitem__(held, "a", i + 3)
-        assert torch.equal(compiled(X), X * ((i + 3) * 2)) and held["a"] == i + 3
-
-
-ONES = torch.ones(2)
+        assert torch.equal(compiled(ONES), ONES * ((i + 3) * 2)) and held["a"] == i + 3
 
 
 def test_keys_that_are_equal_may_be_others() -> None:
