@@ -216,43 +216,24 @@ class Sized:
 
 
 @frozen(eq=False, repr=False)
-class SizeRead:
-    """A number that Python read, or one computed of it, where it is a size of what is made: a symbol of this name.
-    It is called with the number, and with what was read."""
+class NumberAsSize:
+    """A number where it is a size of what is made: a symbol of this name. ``read``: which of what Python read it is
+    computed of; it is called with that, besides, and conditions on it are checked there. None for a number that is
+    computed of what the call is given: conditions on it are guards."""
 
-    read: int
     symbol: str
+    read: int | None
 
     @property
     def __name__(self) -> str:
-        return "size_read"
+        return "number_as_size"
 
     __module__ = "funcgrad"  # fx asks a call's target for it
 
     def __repr__(self) -> str:
-        return f"size of read {self.read}"
+        return "size that is given" if self.read is None else f"size of read {self.read}"
 
-    def __call__(self, number: int, value: Any) -> int:
-        return number
-
-
-@frozen(eq=False, repr=False)
-class SizeGiven:
-    """A number that the call is given, or one computed of such, where it is a size of what is made: a symbol of this
-    name. It is called with the number; conditions on it are guards."""
-
-    symbol: str
-
-    @property
-    def __name__(self) -> str:
-        return "size_given"
-
-    __module__ = "funcgrad"  # fx asks a call's target for it
-
-    def __repr__(self) -> str:
-        return "size that is given"
-
-    def __call__(self, number: int) -> int:
+    def __call__(self, number: int, read: Any = None) -> int:
         return number
 
 

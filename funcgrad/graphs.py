@@ -24,7 +24,7 @@ from .call_text import type_now as type_now  # noqa: PLC0414
 from .call_text import type_text as type_text  # noqa: PLC0414
 from .errors import GraphError
 from .generators import Drawn
-from .graph_primitives import CHECKS, Opaque, Sized, SizeGiven, SizeRead, expect, getitem, on_path
+from .graph_primitives import CHECKS, NumberAsSize, Opaque, Sized, expect, getitem, on_path
 from .show.draw import Box, Drawing
 from .show.parts import Code, Doc, Table
 from .show.shown import Shown
@@ -298,7 +298,7 @@ def has_effect(node: Node) -> bool:
     if (
         node.target in CHECKS
         or node.target is written_copies
-        or isinstance(node.target, (Sized, SizeGiven, SizeRead))
+        or isinstance(node.target, (Sized, NumberAsSize))
         or is_random(node)
     ):
         return True
@@ -307,7 +307,9 @@ def has_effect(node: Node) -> bool:
 
 def is_path_check(node: Node) -> bool:
     """Whether a call says that the program is for this call: it may raise ``PathMiss``."""
-    return node.target in (expect, on_path) or isinstance(node.target, (Sized, SizeRead))
+    if isinstance(node.target, NumberAsSize):
+        return node.target.read is not None
+    return node.target in (expect, on_path) or isinstance(node.target, Sized)
 
 
 def is_getitem(node: Node) -> bool:

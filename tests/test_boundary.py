@@ -405,22 +405,12 @@ def test_a_context_has_no_names_but_the_callers(name):
     torch.testing.assert_close(x.grad, torch.full((3,), 7.0))
 
 
-class Wide(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, y):
-        return x * 2, y * 3
-
-    @staticmethod
-    def backward(ctx, g, h):
-        return g * 2, h * 3
-
-
 @pytest.mark.parametrize("region", [contextlib.nullcontext, fg.compiled_autograd])
 @pytest.mark.parametrize("given", ["leaves", "computed", "number"])
 @pytest.mark.parametrize("which", [0, 1])
 def test_zeros_of_a_size_that_nothing_else_has(which, given, region):
     def wide(x, y, n):
-        return Wide.apply(x, y if n is None else y.sum() + torch.zeros(n))
+        return Zeros.apply(x, y if n is None else y.sum() + torch.zeros(n))
 
     compiled = fg.jit(wide)
     for n in (3, 4, 5):

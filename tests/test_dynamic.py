@@ -305,6 +305,15 @@ def shared(x: Tensor, found: list[Tensor]) -> list[bool]:
     return [a == b for a, b in itertools.combinations(pointers, 2)]
 
 
+def assert_one_program_for_sizes(f: Callable[[Tensor], Tensor]) -> None:
+    """After the first size, one program serves all."""
+    compiled = fg.jit(f)
+    for n in (2, 3, 4, 5):
+        x = torch.randn(n, 4)
+        assert_rounded(compiled(x), f(x))
+    assert compiled.cache_info().misses == 2
+
+
 VALIDATED: dict[str, Callable[[Tensor], Tensor]] = {
     "a scale": lambda x: torch.distributions.Normal(x, 1.0).log_prob(x).sum(),
     "probabilities": lambda x: torch.distributions.kl_divergence(
@@ -319,11 +328,7 @@ VALIDATED: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", VALIDATED)
 def test_what_is_asked_of_a_constant_that_is_the_same_at_every_size_leaves_no_guard(name: str) -> None:
     """``torch.distributions`` validates arguments that were expanded to the size of others."""
-    f, compiled = VALIDATED[name], fg.jit(VALIDATED[name])
-    for n in (2, 3, 4, 5):
-        x = torch.randn(n, 4)
-        assert_rounded(compiled(x), f(x))
-    assert compiled.cache_info().misses == 2
+    assert_one_program_for_sizes(VALIDATED[name])
 
 
 COUNTED: dict[str, Callable[[Tensor], Tensor]] = {
@@ -342,11 +347,7 @@ COUNTED: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", COUNTED)
 def test_what_a_constant_is_filled_with_is_known_at_every_size(name: str) -> None:
     """A mask of ones is compared with how many they are, as transformers does it."""
-    f, compiled = COUNTED[name], fg.jit(COUNTED[name])
-    for n in (2, 3, 4, 5):
-        x = torch.randn(n, 4)
-        assert_rounded(compiled(x), f(x))
-    assert compiled.cache_info().misses == 2
+    assert_one_program_for_sizes(COUNTED[name])
 
 
 BY_SIZE: dict[str, Callable[[Tensor], Any]] = {

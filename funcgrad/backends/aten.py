@@ -19,7 +19,7 @@ from attrs import evolve
 from torch import Tensor, fx
 
 from ..errors import GraphError
-from ..graph_primitives import Opaque, Sized, SizeGiven, SizeRead, scalar, size
+from ..graph_primitives import NumberAsSize, Opaque, Sized, scalar, size
 from ..graphs import (
     Graph,
     is_expanded,
@@ -169,8 +169,8 @@ class Printer:
         self._constants = graph.constants
         self._graph = graph
         self._taken = {graph.name, *(n.name for n in graph.fx.nodes if n.op != "get_attr")}
-        self._read: dict[str, str] = {}
-        """Symbols that Python read as sizes, and where they are."""
+        self._known: dict[str, str] = {}
+        """Symbols that are numbers as sizes, or sizes that Python read, and where they are."""
 
     def head(self) -> list[str]:
         """The first lines of the function."""
@@ -194,36 +194,32 @@ class Printer:
         node = step.node
         call = self.argument(node.args[0]) if step.same else self.call(node, step.into, step.whole)
         lines = [f"    {node.name} = {call}  # {type_text(node.meta.get('val'))}{_from(node)}"]
-        if isinstance(node.target, SizeGiven):
-            self._read |= {node.target.symbol: node.name}
-            lines.append(f"    {node.target.symbol} = {node.name}")
-        if isinstance(node.target, SizeRead):
-            lines += self._size_read(
-                node, node.target.read, {node.target.symbol: node.name}, self.argument(node.args[1])
-            )
+        if isinstance(node.target, NumberAsSize):
+            found = "".join(map(self.argument, node.args[1:]))
+            lines += self._sizes_known(node, node.target.read, {node.target.symbol: node.name}, found)
         if isinstance(node.target, Sized) and node.target.symbols:
             several = isinstance(value_of(node), (list, tuple))
             named = {
                 symbol: f"{node.name}{f'[{i}]' if several else ''}.shape[{d}]" for symbol, i, d in node.target.symbols
             }
-            lines += self._size_read(node, node.target.read, named, node.name)
+            lines += self._sizes_known(node, node.target.read, named, node.name)
         return lines if step.into is None else [*lines, f"    {step.into.name} = None"]
 
-    def _size_read(self, node: fx.Node, read: int, named: Mapping[str, str], found: str) -> list[str]:
-        """Lines that name sizes which Python read, and check what the program takes for granted of them; ``found``:
-        what it read."""
-        self._read |= named
-        known = list(dict.fromkeys([*self._inputs[0], *self._read]))
+    def _sizes_known(self, node: fx.Node, read: int | None, named: Mapping[str, str], found: str) -> list[str]:
+        """Lines that name sizes, and, of those which Python ``read``, check what the program takes for granted;
+        ``found``: what it read."""
+        self._known |= named
+        names = [f"    {symbol} = {place}" for symbol, place in named.items()]
+        if read is None:
+            return names
+        known = list(dict.fromkeys([*self._inputs[0], *self._known]))
         check = self.name("on_path", SizesOnPath(sizes_around(node), read, frozenset(named), tuple(known)))
-        return [
-            *(f"    {symbol} = {place}" for symbol, place in named.items()),
-            f"    {check}({found}, {', '.join(known)})",
-        ]
+        return [*names, f"    {check}({found}, {', '.join(known)})"]
 
     @property
     def reads_sizes(self) -> bool:
         """Whether some sizes are known only to lines that follow the one in which they are read."""
-        return bool(self._read)
+        return bool(self._known)
 
     def result(self) -> str:
         """The last line."""
@@ -240,10 +236,10 @@ class Printer:
         )
         if not self._taken.isdisjoint(symbols):
             raise SizeError(f"symbols are called like other values: {', '.join(sorted(self._taken & symbols))}")
-        if not named <= known.keys() | self._read.keys():
-            unknown = named - known.keys() - self._read.keys()
+        if not named <= known.keys() | self._known.keys():
+            unknown = named - known.keys() - self._known.keys()
             raise SizeError(f"the inputs of {self._graph.name} do not say what {', '.join(sorted(unknown))} is")
-        _require_read_before(lines, self._read.keys() - known.keys())
+        _require_read_before(lines, self._known.keys() - known.keys())
         return [f"    {name} = {place}" for name, place in known.items() if name in named]
 
     @functools.cached_property

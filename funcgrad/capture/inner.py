@@ -317,12 +317,11 @@ def _another_result(facts: Facts, outputs: Sequence[Any], sizes_vary: bool) -> F
 def inputs_of(inner: Inner, trace: Trace, reals: Sequence[Any], grad: bool) -> list[Any]:
     """A stand-in of the trace for each real value; a ``Symbolic`` becomes a symbol."""
     stand_ins: list[Any] = []
-    arguments = set(inner.inputs.slots)
-    paths = {slot.path for slot in arguments}
+    paths = {slot.path for slot in inner.inputs.slots}
     for slot, real in zip(inner.signature.ins, reals, strict=True):
         if isinstance(real, Tensor):
-            is_input = isinstance(slot, (Arg, Captured)) and (slot in arguments or str(slot) not in paths)
-            dims = inner.inputs.sizes.get(str(slot), ()) if is_input else ()
+            may_vary = isinstance(slot, Arg) or (isinstance(slot, Captured) and slot.name not in paths)
+            dims = inner.inputs.sizes.get(str(slot), ()) if may_vary else ()
             stand_ins.append(trace.input(slot, real, grad and inner.facts.requires_grad(slot), dims))  # type: ignore[arg-type]
         else:
             assert isinstance(slot, (Arg, State))

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from .. import refusals
 from ..autograd_state import has_history, is_dead_end, leaves_below, python_node_below
-from ..graph_primitives import Opaque, SizeGiven, on_path
+from ..graph_primitives import NumberAsSize, Opaque, on_path
 from ..graphs import (
     Graph,
     ancestors,
@@ -251,7 +251,8 @@ def reads_first(graph: Graph, is_split: bool) -> Graph:
     checks = [n for n in nodes if is_path_check(n)]
     for node in ancestors(checks) if is_split else ():
         node.meta["pass"] = "forward"
-    given = [n for n in nodes if isinstance(n.target, SizeGiven)]  # of the call: what is read is compared with them
+    # sizes of the call: what is read is compared with them
+    given = [n for n in nodes if isinstance(n.target, NumberAsSize) and not is_path_check(n)]
 
     def waits(node: fx.Node) -> bool:
         return any(has_effect(a) and not is_path_check(a) and a not in given for a in ancestors([node]))

@@ -18,12 +18,11 @@ from torch import Tensor
 
 from ..graph_primitives import (
     AnyNumber,
+    NumberAsSize,
     Path,
     Read,
     Shapes,
     Sized,
-    SizeGiven,
-    SizeRead,
     expect,
     has_symbols,
     item_of,
@@ -198,12 +197,10 @@ class Reads:
             with without_modes(), without_function_modes(), outside_transforms():
                 size = trace.symbols.number(node.text, node.hint, read)
             symbol = str(expression(size))
-            if read is None:
-                made = trace.call(SizeGiven(symbol), (number,), {}, size)
-            else:
-                made = trace.call(SizeRead(read, symbol), (number, self.values[read]), {}, size)
+            of = () if read is None else (self.values[read],)
+            trace.symbol_is(symbol, trace.call(NumberAsSize(symbol, read), (number, *of), {}, size))
+            if read is not None:
                 self.numbers[symbol] = read
-            trace.symbol_is(symbol, made)
             self._as_sizes[node.text] = seen(size)
         return self._as_sizes[node.text]
 

@@ -1,4 +1,5 @@
-"""Sizes that Python reads of values: a kernel that computes with one comes after the library call that reads it."""
+"""Sizes that are numbers, given or read of values: a kernel that computes with one comes after the call that knows
+it."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import Any
 
 from attrs import fields
 
-from ..graph_primitives import Sized, SizeGiven, SizeRead
+from ..graph_primitives import NumberAsSize, Sized
 from ..symbolic.sizes import Size, symbols_in
 from .groups import ExternTask, Task
 from .index import Axis, Index, Quotient, Remainder
@@ -15,15 +16,15 @@ from .values import Value, below
 
 
 class ReadSizes:
-    """Which call reads each size that is read."""
+    """Which call knows each size that is a number."""
 
     def __init__(self) -> None:
         self._reader: dict[str, ExternTask] = {}
 
     def note(self, task: ExternTask) -> None:
-        """A library call, which may be one that reads sizes."""
+        """A library call, which may be one that knows sizes."""
         target = task.node.target
-        if isinstance(target, (SizeRead, SizeGiven)):
+        if isinstance(target, NumberAsSize):
             self._reader[target.symbol] = task
         elif isinstance(target, Sized):
             self._reader |= {symbol: task for symbol, _, _ in target.symbols}

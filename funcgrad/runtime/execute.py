@@ -20,7 +20,7 @@ from attrs import field, frozen
 from torch import Tensor
 
 from .. import refusals
-from ..autograd_state import bump_version, is_leaf, version_of
+from ..autograd_state import bump_version, has_hooks, is_leaf, version_of
 from ..backends.backend import Runnable
 from ..capture.autocast import autocast_as
 from ..capture.views import Step, take
@@ -187,9 +187,7 @@ class Half:
 
 def is_heard(tensor: Tensor | None) -> bool:
     """Whether Python may hear of the gradient that goes on to an input: not where that is a leaf without hooks."""
-    if tensor is None or not is_leaf(tensor):
-        return True
-    return bool(tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None))
+    return tensor is None or not is_leaf(tensor) or has_hooks(tensor)
 
 
 @frozen

@@ -85,7 +85,7 @@ class StaticSpec:
 
 @frozen
 class DynamicSpec:
-    """A float, or an int that another program has read of Python state, traced as a symbol: any value fits."""
+    """A float or an int among the arguments, traced as a symbol: any value of that type fits, but for guards."""
 
     kind: type = float
 

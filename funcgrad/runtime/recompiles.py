@@ -58,7 +58,7 @@ class Recompiles:
         if options.dynamic is not False:
             meant = inputs.at(options.static_argnums)
             reasons |= {w: reason for w, reason in _of_values(by_program).items() if w not in meant}
-            reasons |= _of_sizes(by_program, inputs, why_static)
+            reasons |= _of_sizes(by_program, why_static)
         for about, reason in reasons.items():
             self._counts[about] += 1
             if self._counts[about] == _CHANGES:
@@ -119,7 +119,7 @@ def _of_values(misses: _Misses) -> dict[str, str]:
 _SIZES = "sizes"
 
 
-def _of_sizes(misses: _Misses, inputs: Inputs, why_static: str) -> dict[str, str]:
+def _of_sizes(misses: _Misses, why_static: str) -> dict[str, str]:
     """Sizes that alone are others, where a program with symbols takes one as a number, or where none has symbols."""
     alone = [(program, found) for program, found in misses if {d.about for d in found} <= {"sizes", "shape", "stride"}]
     symbolic = [found for program, found in alone if program.joint.sizes is not None]

@@ -1,5 +1,5 @@
-"""Which numbers of a call are symbols of its program: sizes, floats, and ints of Python state that were others in an
-otherwise fitting call."""
+"""Which numbers of a call are symbols of its program: sizes, floats and ints, among the arguments and in Python state,
+that were others in an otherwise fitting call."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class _Varying:
 
 
 _OTHER_INTS = 2
-"""So many other values an int has had when it becomes a symbol."""
+"""So many programs there are for others when an int becomes a symbol."""
 
 
 def _may_hold(place: Place | None, kind: type) -> TypeGuard[Place]:
