@@ -312,6 +312,12 @@ def is_path_check(node: Node) -> bool:
     return node.target in (expect, on_path) or isinstance(node.target, Sized)
 
 
+def last_node(graph: FxGraph) -> Node:
+    """The node that was appended last. What ``reversed`` gives of nodes is no iterator in torch 2.11."""
+    last: Node = next(iter(reversed(graph.nodes)))
+    return last
+
+
 def is_getitem(node: Node) -> bool:
     return node.target is getitem
 

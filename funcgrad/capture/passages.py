@@ -11,7 +11,7 @@ from attrs import define, evolve, field
 from torch import Tensor, fx
 
 from ..autograd_state import ends_above, has_history
-from ..graphs import Passage, Write, is_constant_gradient
+from ..graphs import Passage, Write, is_constant_gradient, last_node
 from ..slots import Slot
 from ..torch_private.autograd import custom_function_of, materializes, running_node
 from ..torch_private.functional import FunctionalTensor
@@ -135,7 +135,7 @@ class Passages:
         for tensor in tensors:
             before = self._node_of(tensor)
             if passage is not None and before is not None:
-                self._marks.append((tensor, before, next(reversed(before.graph.nodes)), passage))
+                self._marks.append((tensor, before, last_node(before.graph), passage))
 
     def end_writes(self) -> None:
         """Mark what is written by now."""

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from .. import refusals
 from ..generators import is_default
 from ..graph_primitives import getitem, require_false, require_true, scalar, size
-from ..graphs import Graph, pass_of, storages, value_of, written_copies
+from ..graphs import Graph, last_node, pass_of, storages, value_of, written_copies
 from ..opaque_calls import call_opaque
 from ..slots import Arg, Out, Signature, Slot, identifier
 from ..state.lines import user_line
@@ -133,7 +133,7 @@ class Recorder:
         args = [v if isinstance(v, fx.Node) else self._argument(v, function) for v in values]
         with without_modes():
             found = call_opaque(self.graph, function, args, like, **options)
-        call = found[0].all_input_nodes[0] if found else next(reversed(self.graph.nodes))
+        call = found[0].all_input_nodes[0] if found else last_node(self.graph)
         noted = self.during(self.line())
         for node in (call, *found):
             node.meta.update(noted)

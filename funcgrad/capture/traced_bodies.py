@@ -17,7 +17,7 @@ from attrs import frozen
 from torch import Tensor, fx
 
 from .. import refusals
-from ..graphs import Graph, has_effect, type_text
+from ..graphs import Graph, has_effect, last_node, type_text
 from ..philox import philox
 from ..state.lines import user_line
 from ..torch_private.fakes import without_modes
@@ -120,7 +120,7 @@ def _without_effect(trace: Trace) -> Iterator[None]:
     """What runs inside has no effect on the program: draws and checks leave no nodes. Others stay: what is outside may
     be looked at anew there (functionalisation takes views again after a write), and is what it is from then on; what
     nobody reads is removed in the end."""
-    last = None if trace.graph is None else next(reversed(trace.graph.nodes), None)
+    last = last_node(trace.graph) if trace.graph is not None and len(trace.graph.nodes) else None
     with trace.draws.undone():
         yield
     if trace.graph is not None:
