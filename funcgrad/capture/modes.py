@@ -172,7 +172,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._trace.record(op, args, kwargs, out)
             return out
         if isinstance(value, Tensor) and not isinstance(value, FakeTensor) and not is_transform_wrapper(value):
-            return from_functional(self._trace.lift(value))
+            with self._trace.functional:  # which is off while it dispatches a call
+                return from_functional(self._trace.lift(value))
         if isinstance(value, (list, tuple)) and any(isinstance(v, Tensor) for v in value):
             return type(value)(self._stand_in(v) for v in value)
         return value

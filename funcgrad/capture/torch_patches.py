@@ -166,7 +166,7 @@ def _no_attribute(tensor: torch.Tensor, name: str) -> Any:
 
 def _dispatching(key: str, original: Any) -> Any:
     """The original, and in a thread that traces, what replaces it there."""
-    if isinstance(original, classmethod):
+    if isinstance(original, (classmethod, types.ClassMethodDescriptorType)):  # of C in torch 2.15
 
         def of_class(cls: type, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_dynamo_compiling():
