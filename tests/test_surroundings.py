@@ -1,10 +1,12 @@
 """What a function keeps outside of its arguments: counters, caches, modules, gradients; what is carried out, and
 what is refused."""
 
+import math
 import threading
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import funcgrad as fg
 
@@ -210,3 +212,43 @@ def test_a_tensor_read_in_backward_alone():
     for _ in range(2):
         c(x).backward()
     assert seen.tolist() == [2, 2, 2] and x.grad.tolist() == [4, 4, 4]
+
+
+class Logs(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.seen.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_dispatch_mode_of_the_callers_is_no_part_of_a_trace():
+    """What was compiled while one looked on read its inputs when backward ran, and no one noticed that they were
+    others by then."""
+    f = fg.jit(lambda x: (x.sin() * x).sum())
+    y = torch.ones(3, requires_grad=True) * 1
+    with Logs() as logs:
+        out = f(y)
+    assert "aten.sin.default" not in logs.seen and out.item() == pytest.approx(3 * math.sin(1))
+    out = f(y)
+    with torch.no_grad():
+        y.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.backward()
+
+
+@pytest.mark.parametrize("write", [lambda y: y.mul_(2), fg.jit(lambda y: y.mul_(2))])
+@pytest.mark.parametrize("transform", [lambda f: f, fg.jit])
+def test_saved_tensors_may_be_written_to_where_the_caller_says_so(transform, write):
+    f = transform(lambda x: (x.sin() * x).sum())
+    for _ in range(2):
+        x = torch.ones(3, requires_grad=True)
+        with torch.autograd.graph.allow_mutation_on_saved_tensors():
+            y = x * 1
+            out = f(y)
+            with torch.no_grad():
+                write(y)
+            out.backward()
+        torch.testing.assert_close(x.grad, torch.full((3,), math.sin(1) + math.cos(1)))

@@ -117,34 +117,27 @@ def modes_entered() -> Iterator[None]:
                 torch._C._set_only_lift_cpu_tensors(_only_lift)
 
 
-def _flop_counters() -> list[Any]:
-    module: Any = sys.modules.get("torch.utils.flop_counter")  # whoever counts has imported it
-    return (
-        []
-        if module is None
-        else [mode.counter for mode in dispatch_modes() if isinstance(mode, module._FlopCounterMode)]
-    )
-
-
 def count_flops(calls: Sequence[tuple[Any, tuple[Any, ...], Any]]) -> None:
     """Tell ``torch.utils.flop_counter.FlopCounterMode`` of calls it does not see: operator, arguments and result,
     sizes for tensors."""
-    for counter in _flop_counters():
-        for operator, args, out in calls:
-            counter._count_flops(operator.overloadpacket, out, args, {})
+    module: Any = sys.modules.get("torch.utils.flop_counter")  # whoever counts has imported it
+    for mode in dispatch_modes() if module is not None else ():
+        if isinstance(mode, module._FlopCounterMode):
+            for operator, args, out in calls:
+                mode.counter._count_flops(operator.overloadpacket, out, args, {})
 
 
 @contextlib.contextmanager
-def flops_uncounted() -> Iterator[None]:
-    """What runs inside, ``FlopCounterMode`` does not count."""
-    counters = _flop_counters()
-    before = [[(name, counts.copy()) for name, counts in counter.flop_counts.items()] for counter in counters]
+def outside_dispatch_modes() -> Iterator[None]:
+    """Inside, the caller's dispatch modes (one that logs, counts or clones) hear of nothing, and change nothing."""
+    modes = dispatch_modes()
+    for _ in modes:
+        _python_dispatch._pop_mode()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
-        for counter, counts in zip(counters, before, strict=True):
-            counter.flop_counts.clear()
-            counter.flop_counts.update(counts)
+        for mode in modes:
+            _python_dispatch._push_mode(mode)  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager

@@ -49,7 +49,7 @@ from ..runtime.varying import (
 )
 from ..stages import Stages
 from ..symbolic.sizes import SizeError
-from ..torch_private.modes import flops_uncounted, modes_entered, saved_as_they_are
+from ..torch_private.modes import modes_entered, outside_dispatch_modes, saved_as_they_are
 from .arguments import take_apart
 from .capturing import capture_call
 from .definition import Definition, definition_line, name_of
@@ -250,7 +250,7 @@ class Programs(abc.ABC):
         else:
             self._recompiles.note(self.__name__, self._cache.programs, inputs, self._options, self._why_static)
         # what programs write meanwhile would be taken for what the function does
-        with self._effects_lock, modes_entered(), outside_own_draws(), flops_uncounted(), saved_as_they_are():
+        with self._effects_lock, modes_entered(), outside_own_draws(), outside_dispatch_modes(), saved_as_they_are():
             program = self._compile_on_path(inputs, path)
         self._cache.add(program, kept_by_module(inputs.leaves))
         log(2, program.key)
