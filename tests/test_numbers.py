@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from laws.numbers import difference, outcome
@@ -273,3 +275,27 @@ def test_a_batch_that_does_not_vary_and_an_epsilon_of_nothing(backend: str) -> N
     compiled, x = fg.jit(f, backend=backend), torch.stack([torch.ones(4), torch.arange(4.0)], 1)
     for eps in (0.1, 0.0, 1.0):
         assert difference(compiled(x, eps), f(x, eps)) is None, eps
+
+
+NUMPYS = [
+    np.float32(2), np.float64(3.3), np.int64(4), np.bool_(True), np.float32(0.1), np.float64(-0.0), np.float64(0.0),
+    np.float64("nan"), np.int32(7), np.float16(0.5), np.uint8(3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, s: x * s,
+        lambda x, s: x / (s + 1),
+        lambda x, s: torch.as_tensor(s).to(x).atan2(x - x),
+        lambda x, s: x.new_tensor(s.dtype.itemsize),
+    ],
+)
+def test_numpys_numbers_are_arguments_by_their_type_and_value(f):
+    c, x = fg.jit(f), torch.tensor([1.0, -2.0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fg.RecompileWarning)
+        for s in (*NUMPYS, *NUMPYS):
+            torch.testing.assert_close(c(x, s), f(x, s), equal_nan=True)
+    assert c.cache_info().misses == len(NUMPYS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from ..capture.hidden import equal
@@ -17,7 +18,7 @@ def holds(baked: Any, now: Any) -> bool:
         return True
     if type(baked) is not type(now):
         return False
-    if isinstance(baked, (float, complex)):
+    if isinstance(baked, (float, complex, np.generic)):
         return repr(baked) == repr(now)
     if isinstance(baked, (list, tuple)):
         return len(baked) == len(now) and all(map(holds, baked, now))

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from attrs import evolve, fields, frozen
 from torch import Tensor
@@ -221,7 +222,7 @@ def spec_of(value: Any, path: str) -> LeafSpec:
         return SubclassSpec.of(value, path) if is_wrapper_subclass(value) else TensorSpec.of(value)
     if isinstance(value, Symbolic):
         return DynamicSpec(type(value.value))
-    if type(value).__module__ == "numpy":
+    if isinstance(value, np.ndarray):
         raise ArgumentError(
             f"a NumPy {type(value).__name__} is neither a tensor nor a static value",
             where=path,
