@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch._inductor.fx_passes.post_grad  # has operators
+import torch.distributed as dist
 import torch.nn.functional as F
 from attrs import field, frozen
 from torch import Tensor, nn
@@ -1244,6 +1245,28 @@ row(
     numbers,
     fixed=lambda x: scan(lambda y, i: (y * 2, y * 2), x, torch.arange(3))[1],
     says="while_loop_stack_output",
+)
+
+
+@contextlib.contextmanager
+def group():
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+row(
+    "a collective",
+    tracing.EFFECT_BY_TOKEN,
+    lambda x: (y := x * 2, dist.all_reduce(y))[0],
+    numbers,
+    fixed=lambda x: fg.opaque(lambda t: (dist.all_reduce(t), t)[1], like=lambda t: t)(x * 2),
+    around=group,
+    fixed_around=group,
+    says="c10d.allreduce_",
 )
 row(
     "a callback without a derivative",

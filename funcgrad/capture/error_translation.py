@@ -25,6 +25,8 @@ def unsupported_operator(what: str, instead: str, where: str | None = None) -> F
 _NO_OPERAND = "convert all Tensors to FakeTensors first", "Attempting to use FunctionalTensor on its own"
 """What PyTorch says where a branch meets a tensor that it closes over: one from outside, or one that the function
 computed."""
+_NO_TOKEN = "Could not find a token for effect"
+"""What PyTorch says where an operator is called whose effect a trace is to order."""
 _NO_HISTORY = "new_fn INTERNAL ASSERT FAILED"
 """What PyTorch says where it is to make the history of a view anew, and what that is a view of requires no grad any
 more."""
@@ -44,6 +46,8 @@ def named_error(error: Exception) -> FuncgradError | None:
         return refusals.ASKED_FOR_ARRAY(where=where)
     if isinstance(error, (AssertionError, RuntimeError)) and any(said in text for said in _NO_OPERAND):
         return refusals.NOT_AN_OPERAND(where=where)
+    if isinstance(error, AssertionError) and _NO_TOKEN in text:
+        return refusals.EFFECT_BY_TOKEN(text.rsplit(" ", 1)[-1], where=where)
     if isinstance(error, DynamicOutputShapeException):
         refusal = refusals.SIZE_OF_SOLUTION if "lstsq" in str(error.func) else refusals.SIZE_OF_VALUES
         return refusal(error.func, where=where)

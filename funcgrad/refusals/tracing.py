@@ -132,6 +132,11 @@ NOT_AN_OPERAND = Refusal(
     "not traced",
     "name it among the operands: torch.cond(condition, f, g, (x, w))",
 )
+EFFECT_BY_TOKEN = Refusal(
+    UnsupportedOperatorError,
+    "the function calls {0}, whose effect PyTorch orders by tokens: a collective of torch.distributed, say",
+    "call it in order, as an opaque function: fg.opaque(lambda t: (dist.all_reduce(t), t)[1], like=lambda t: t)(x)",
+)
 NOT_COMPILED = Refusal(
     UnsupportedOperatorError,
     "{0}, which is not compiled yet",
