@@ -389,6 +389,50 @@ def test_batch_norm_in_training_under_grad():
     same(dict(net.named_buffers()), dict(twin.named_buffers()))
 
 
+BATCH_NORM, INSTANCE_NORM = lambda: nn.BatchNorm1d(3), lambda: nn.InstanceNorm1d(3, track_running_stats=True)
+"""The second writes to aliases: what ``jit`` makes of that is a graph, which vmap gives other statistics in each
+sample."""
+PER_SAMPLE = [
+    lambda f: func.vmap(fg.grad_compiled(f)),
+    lambda f: fg.vmap_compiled(func.grad(f)),
+    lambda f: fg.vmap_compiled(func.grad(f), chunk_size=4),
+    lambda f: lambda x: func.vmap(func.vmap(fg.grad_compiled(f)))(x[:, None]).squeeze(1),
+    lambda f: jit(func.grad(lambda x: func.vmap(f)(x).sum())),
+    lambda f: lambda x: func.jvp(func.vmap(fg.grad_compiled(f)), (x,), (x,))[0],
+]
+
+
+@pytest.mark.parametrize(
+    ("word", "make"),
+    [
+        *((word, make) for word in PER_SAMPLE for make in (BATCH_NORM, INSTANCE_NORM)),
+        (lambda f: func.vmap(func.grad(jit(f))), BATCH_NORM),
+    ],
+)
+def test_running_statistics_are_written_once_a_call_from_the_whole_batch(word, make):
+    """torch.func raises; the gradients are those of a module that keeps none."""
+    net = make().double()
+    twin, without = copy.deepcopy(net), copy.deepcopy(net)
+    without.running_mean = without.running_var = without.num_batches_tracked = None
+    batch = torch.randn(4, 5, 3, 6, dtype=F64)
+    compiled, of_samples = word(lambda x: net(x).pow(3).sum()), func.vmap(func.grad(lambda x: without(x).pow(3).sum()))
+    for _ in range(3):
+        same(compiled(batch), of_samples(batch))
+        twin(batch.flatten(0, 1))
+        same(dict(net.named_buffers()), dict(twin.named_buffers()))
+
+
+@pytest.mark.parametrize("word", [fg.jacrev_compiled, lambda f: jit(func.jacrev(f)), fg.hessian_compiled])
+def test_batch_norm_in_training_under_jacobians(word):
+    net, batch = nn.BatchNorm1d(3).double(), torch.randn(4, 3, dtype=F64)
+    twin = copy.deepcopy(net)
+    reference = func.jacrev if word is not fg.hessian_compiled else func.hessian
+    found = word(lambda x: net(x).pow(3).sum())(batch)
+    same(found, reference(lambda x: nn.functional.batch_norm(x, None, None, training=True).pow(3).sum())(batch))
+    twin(batch)
+    same(dict(net.named_buffers()), dict(twin.named_buffers()))
+
+
 # ── torch.autograd above and below ───────────────────────────────────────────────────────────────────────────────────
 
 

@@ -19,6 +19,7 @@ from ..torch_private.tensors import unwrap_transform
 from .error_translation import unsupported_operator
 from .fused_steps import FUSED_STEPS
 from .memory import overlaps_itself
+from .running_statistics import RUNNING
 from .traced_sizes import seen
 from .views import is_dense
 
@@ -133,6 +134,7 @@ REWRITES: dict[Any, Callable[..., Any]] = {
     **{f: _of_whole_targets(f) for f in (torch.nn.functional.nll_loss, torch.nn.functional.cross_entropy)},
     torch.nn.functional.one_hot: _one_hot,
     **FUSED_STEPS,
+    **RUNNING,
     torch.nn.functional.dropout1d: _of_a_batch(torch.nn.functional.dropout1d, 2),
     torch.nn.functional.dropout3d: _of_a_batch(torch.nn.functional.dropout3d, 4),
     Tensor.__int__: lambda tensor: int(
