@@ -108,30 +108,30 @@ def pure_call(compiled: Programs, values: Sequence[Any], kind: str | None, level
             return pure_call(compiled.derived("exact", lambda: exact), [here[i] for i in places], kind, level)
     if definition.written:
         here = _with_copies(here, definition.written)
-    passage = _passage(compiled, tuple(tracked), len(here), opaque)
+    rule = _rule(compiled, tuple(tracked), len(here), opaque)
     if opaque and definition.n_outs and not definition.written and not definition.draws:
-        _print_peel(passage, values, own)
-    outs = applied_at_level(_Node, passage, level, _ran(passage, level, own, here), *[here[i] for i in tracked])
+        _print_peel(rule, values, own)
+    outs = applied_at_level(_Node, rule, level, _ran(rule, level, own, here), *[here[i] for i in tracked])
     return outs if definition.n_outs else ()
 
 
-def _print_peel(passage: Passage, values: Sequence[Any], own: Sequence[Any]) -> None:
+def _print_peel(rule: ReverseRule, values: Sequence[Any], own: Sequence[Any]) -> None:
     """The next call with such values is printed. ``own``: what they are below the level."""
-    compiled = passage.compiled
+    compiled = rule.compiled
     pairs = enumerate(zip(values, own, strict=True))
-    are = tuple(_at(v, below, i in passage.tracked) for i, (v, below) in pairs)
-    if are in compiled.passages:
+    are = tuple(_at(v, below, i in rule.tracked) for i, (v, below) in pairs)
+    if are in compiled.reverse_rules:
         return
     definition: Any = compiled.definition
-    compiled.passages[are] = passage
-    linear_in = range(definition.n_before, passage.n) if isinstance(definition, BackwardHalf) else ()
-    kept = range(passage.n) if passage.places is None else passage.places
+    compiled.reverse_rules[are] = rule
+    linear_in = range(definition.n_before, rule.n) if isinstance(definition, BackwardHalf) else ()
+    kept = range(rule.n) if rule.places is None else rule.places
     peel = print_crossing(
         Crossing(are, kept, definition.n_outs, linear_in),
-        passage.forward.run_first_fit,
-        functools.partial(_called, passage.forward),
+        rule.forward.run_first_fit,
+        functools.partial(_called, rule.forward),
         _is_opaque,
-        functools.partial(applied_at_level, _Node, passage),
+        functools.partial(applied_at_level, _Node, rule),
     )
     compiled.peels = [peel, *compiled.peels][:AT_MOST]
 
@@ -172,7 +172,7 @@ def _is_opaque(value: Any) -> bool:
 
 
 @frozen(eq=False)
-class Passage:
+class ReverseRule:
     """How a pure function passes a level of reverse mode where some of its values are tracked: found once, for each
     choice of them."""
 
@@ -212,15 +212,15 @@ class Passage:
         return found
 
 
-def _passage(compiled: Programs, tracked: tuple[int, ...], n: int, opaque: bool) -> Passage:
+def _rule(compiled: Programs, tracked: tuple[int, ...], n: int, opaque: bool) -> ReverseRule:
     """``opaque``: whether no level below knows any of the values."""
-    found: Passage | None = compiled.passages.get((tracked, opaque))
+    found: ReverseRule | None = compiled.reverse_rules.get((tracked, opaque))
     if found is None:
-        found = compiled.passages[tracked, opaque] = _new_passage(compiled, tracked, n, opaque)
+        found = compiled.reverse_rules[tracked, opaque] = _new_rule(compiled, tracked, n, opaque)
     return found
 
 
-def _new_passage(compiled: Programs, tracked: tuple[int, ...], n: int, opaque: bool) -> Passage:
+def _new_rule(compiled: Programs, tracked: tuple[int, ...], n: int, opaque: bool) -> ReverseRule:
     definition: Any = compiled.definition
     of, places, wrt = definition, None, tracked
     if definition.exact is not None and not definition.is_itself_for(tracked):
@@ -236,19 +236,19 @@ def _new_passage(compiled: Programs, tracked: tuple[int, ...], n: int, opaque: b
         backward = compiled.derived(("backward", tracked), lambda: backward_half(definition, tracked, n, n_saved))
     elif (reverse := definition.reversed()) is not definition:
         forward = compiled.derived("reversed", lambda: reverse)
-    return Passage(
+    return ReverseRule(
         compiled, tracked, n, forward, backward, of, places, wrt, gives, definition.active if knows else None
     )
 
 
-def _ran(passage: Passage, level: int, own: Sequence[Any], values: Sequence[Any]) -> tuple[Any, ...]:
+def _ran(rule: ReverseRule, level: int, own: Sequence[Any], values: Sequence[Any]) -> tuple[Any, ...]:
     """The outputs of a function that has run below a level (``own``: its values there), what its backward pass
     needs, and, of what it drew from, the states before."""
-    definition: Any = passage.compiled.definition
+    definition: Any = rule.compiled.definition
     states = {of: state_of(of) for of in definition.draws} if definition.draws else None
-    outs = _run_below(passage.forward, level, own)
-    kept = values if passage.places is None else [values[i] for i in passage.places]
-    if passage.backward is not None:
+    outs = _run_below(rule.forward, level, own)
+    kept = values if rule.places is None else [values[i] for i in rule.places]
+    if rule.backward is not None:
         kept = [*kept, *outs[definition.n_outs :]]
         outs = outs[: definition.n_outs]
     return _wrapped(level, outs), kept, states
@@ -258,9 +258,9 @@ class _Node(SingleLevelFunction):  # type: ignore[misc]
     """A pure compiled function in the graph of one level."""
 
     @staticmethod
-    def forward(ctx: Any, passage: Passage, level: int, ran: tuple[Any, ...], *_: Tensor) -> Any:
+    def forward(ctx: Any, rule: ReverseRule, level: int, ran: tuple[Any, ...], *_: Tensor) -> Any:
         """The last arguments are those that are tracked."""
-        return _recorded(ctx, passage, level, *ran)
+        return _recorded(ctx, rule, level, *ran)
 
     @staticmethod
     def backward(ctx: Any, *incoming: Any) -> Any:
@@ -268,14 +268,14 @@ class _Node(SingleLevelFunction):  # type: ignore[misc]
 
 
 def _recorded(
-    ctx: Any, passage: Passage, level: int, outs: tuple[Any, ...], kept: Sequence[Any], states: Any
+    ctx: Any, rule: ReverseRule, level: int, outs: tuple[Any, ...], kept: Sequence[Any], states: Any
 ) -> tuple[Any, ...]:
     """The outputs of the function, with what its backward pass needs kept in ``ctx``."""
-    ctx.passage, ctx.level, ctx.states = passage, level, states
+    ctx.rule, ctx.level, ctx.states = rule, level, states
     ctx.scalars = {i: v for i, v in enumerate(kept) if not isinstance(v, Tensor)}
     ctx.save_for_backward(*[None if i in ctx.scalars else v for i, v in enumerate(kept)] if ctx.scalars else kept)
     ctx.set_materialize_grads(False)
-    active = range(len(outs)) if passage.active is None else passage.active
+    active = range(len(outs)) if rule.active is None else rule.active
     ctx.active = [i for i in active if isinstance(v := outs[i], Tensor) and (v.is_floating_point() or v.is_complex())]
     if len(ctx.active) < len(outs):
         ctx.mark_non_differentiable(*[v for i, v in enumerate(outs) if isinstance(v, Tensor) and i not in ctx.active])
@@ -284,26 +284,26 @@ def _recorded(
 
 def _gradients(ctx: Any, incoming: Sequence[Any]) -> list[Any]:
     """The gradients of the values that are tracked."""
-    passage: Passage = ctx.passage
-    found: list[Any] = [None] * len(passage.tracked)
+    rule: ReverseRule = ctx.rule
+    found: list[Any] = [None] * len(rule.tracked)
     active = tuple(i for i in ctx.active if incoming[i] is not None)
-    if not active or not passage.wrt:
+    if not active or not rule.wrt:
         return found
     values = [v if v is None else unwrap_dead(v) for v in ctx.saved_tensors]
     for i, scalar in ctx.scalars.items():
         values[i] = scalar
     token = _drawn_at.set(ctx.level)
     try:
-        pulled = passage.pulled(active)
+        pulled = rule.pulled(active)
         values += [unwrap_dead(incoming[i]) for i in active]
-        if passage.backward is not None and not ctx.states:
+        if rule.backward is not None and not ctx.states:
             gradients = _called(pulled, values)
         else:  # the caller's own Python may run again
-            with own_draws(ctx.states) if ctx.states else contextlib.nullcontext(), passage.of.again():
+            with own_draws(ctx.states) if ctx.states else contextlib.nullcontext(), rule.of.again():
                 gradients = _called(pulled, values)
     finally:
         _drawn_at.reset(token)
-    for i, gradient in zip(passage.gives, gradients, strict=True):
+    for i, gradient in zip(rule.gives, gradients, strict=True):
         found[i] = gradient
     return found
 
@@ -378,9 +378,9 @@ def _pushed_and_tracked(compiled: Programs, values: Sequence[Any], wrt: tuple[in
     found = pushed.run((*primals, *(dual_parts(values[i])[1] for i in wrt)), {})
     own = tuple(v.detach() if isinstance(v, Tensor) else v for v in found[: of.n_outs])
     if tracked:
-        passage = _passage(compiled, tracked, n, False)
-        kept = values if passage.places is None else [values[i] for i in passage.places]
-        own = applied_at_level(_Node, passage, -1, (own, kept, states), *[primals[i] for i in tracked])
+        rule = _rule(compiled, tracked, n, False)
+        kept = values if rule.places is None else [values[i] for i in rule.places]
+        own = applied_at_level(_Node, rule, -1, (own, kept, states), *[primals[i] for i in tracked])
     return _duals(own[: of.n_outs], found[of.n_outs :])
 
 

@@ -99,7 +99,7 @@ class Programs(abc.ABC):
         self._derived: dict[Any, Programs] = {}
         self.at_level: Programs | None = None  # what is called at levels of autograd
         self.peels: list[Printed] = []  # calls at levels, printed
-        self.passages: dict[Any, Any] = {}  # how a pure function passes levels of reverse mode (nodes.py)
+        self.reverse_rules: dict[Any, Any] = {}  # how a pure function passes levels of reverse mode (nodes.py)
         self.of_outer_levels: tuple[Origin, ...] = ()
         """Where what the function closes over of an outer transform lives: under vmap, it is given by value."""
         self._cache = ProgramCache()
