@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,13 @@ from .questions import ABSENT
 from .regions import checkpointed
 from .torch_patches import Replacement, set_
 from .trace import Trace
+
+_AS_THEY_ARE = object()
+"""The backend by which operators that take functions are not compiled."""
+
+
+def _compile(compile: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    return args[0] if options.get("backend") is _AS_THEY_ARE else compile(*args, **options)
 
 
 def replacements_of(trace: Trace) -> dict[str, Replacement]:
@@ -66,6 +74,8 @@ def replacements_of(trace: Trace) -> dict[str, Replacement]:
         # torch's own would be compiled by torch; so would others
         "cond": lambda _, *args, **kwargs: cond(trace, *args, **kwargs),
         "operator of functions": lambda _, function, args, kwargs=None: function(*args, **(kwargs or {})),
+        "compiler of operators": lambda _: contextlib.nullcontext(_AS_THEY_ARE),
+        "compile": _compile,
         # on a real tensor, torch's own would be carried out at once
         "set_": lambda _, *args, **kwargs: set_(*args, **kwargs),
         "apply": apply_function,

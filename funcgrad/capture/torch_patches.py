@@ -57,7 +57,7 @@ class _Place(NamedTuple):
 
 _PLACES = (
     _Place(torch, "cond", "cond", stays=True),
-    *(_Place(module, name, "operator of functions", stays=True) for module, name in COMPILED_BY_TORCH),
+    *(_Place(*place, key, stays=True) for key, place in COMPILED_BY_TORCH.items()),
     _Place(torch.Tensor, "set_", "set_"),
     _Place(torch.autograd.Function, "apply", "apply"),
     _Place(torch.utils.checkpoint, CHECKPOINT_GENERATOR, "checkpoint"),

@@ -19,8 +19,13 @@ from torch.fx.experimental.const_fold import FoldedGraphModule
 _operators = importlib.import_module("torch._higher_order_ops.utils")
 
 
-COMPILED_BY_TORCH = [(_operators, "_hop_compile_and_call")] if hasattr(_operators, "_hop_compile_and_call") else []
-"""By which torch compiles, and calls, its operators that take functions. Seen in 2.13."""
+COMPILED_BY_TORCH = (
+    {"operator of functions": (_operators, "_hop_compile_and_call")}
+    if hasattr(_operators, "_hop_compile_and_call")
+    else {"compiler of operators": (_operators, "setup_compilation_env"), "compile": (torch, "compile")}  # 2.11
+)
+"""By which torch compiles, and calls, its operators that take functions: in one call (2.13, 2.15), or by
+``torch.compile`` with the backend that a context gives."""
 
 
 generic_associative_scan: Callable[..., Any]
