@@ -392,7 +392,7 @@ class _DryRun:
         refuse_backward(named, self._mirrored, self._splits)
         require_bare({key: m.seen for key, m in self._mirrored.items()}, named)
         gradients, switches = self._gradients(named), self._switches(named)
-        groups, lineage = overlaps(_plain(named)), self.trace.lineage
+        groups, lineage = overlaps(_plain(named), self._passes.freed), self.trace.lineage
         slot_of = {id(self._mirrored[id(t)].seen): slot for slot, t in reversed(named)}
         self._require_known(leaf for leaf in leaves if isinstance(leaf, Tensor) and id(leaf) not in slot_of)
         is_base = (lambda _, root: has_history(root)) if self._splits else None
@@ -438,7 +438,7 @@ class _DryRun:
             late = [t for t, _ in lineage.written(lambda t: id(t) in given_now)[before:]]
             if len(self._reals) > known:  # the caller's Python in backward reads tensors forward did not
                 captured, named = self._named(root)
-                groups = overlaps(_plain(named))
+                groups = overlaps(_plain(named), self._passes.freed)
             ever = changes_of(lineage, named, self._mirrored, groups, in_forward, self._written(), self.trace.forgotten)
             changes = {slot: change for slot, change in ever if change.in_backward} | changes
         written = {slot for slot, change in changes.items() if change.data or change.in_backward}

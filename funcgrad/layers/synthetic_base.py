@@ -41,7 +41,7 @@ def synthetic_base(signature: Signature, facts: Facts) -> Layer | None:
         makes |= {f.slot: f.found for f in overlap.families if f.found is not None and f.slot in carriers}
         looks += [(f.slot, _look(overlap.base, f.steps, f.slot in carriers)) for f in overlap.families]
         families = [(f.slot, f.views) for f in overlap.families] or [(overlap.base, overlap.views)]
-        itself = facts.leaf_below(overlap.base)
+        itself = overlap.itself if overlap.itself is not None and not facts.is_view(overlap.itself) else None
         looks += [
             (slot, View(of) if slot == itself else _look(of, steps)) for of, views in families for slot, steps in views
         ]
