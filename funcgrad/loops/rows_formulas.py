@@ -61,19 +61,19 @@ def _elu(x: Value, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Valu
     return where(compare("gt", x, 0.0), x * scale, pointwise("expm1", x * input_scale) * (alpha * scale))
 
 
-def _elu_backward(g: Value, alpha: Any, scale: Any, input_scale: Any, is_result: bool, x: Value) -> Value:
+def _elu_backward(g: Value, alpha: Any, scale: Any, input_scale: Any, is_result: bool, x: Value) -> Any:
     if is_result and not alpha >= 0:
         return NotImplemented  # which PyTorch refuses: what was written over is not known from the result
     inside = x + alpha * scale if is_result else pointwise("exp", x * input_scale) * (alpha * scale)
     return where(compare("le", x, 0.0), g * input_scale * inside, g * scale)
 
 
-def _celu(x: Value, alpha: Any = 1) -> Value:
+def _celu(x: Value, alpha: Any = 1) -> Any:
     # PyTorch refuses what is too large
     return _elu(x, alpha, 1.0, 1.0 / alpha) if fits(1.0 / alpha, x.dtype) else NotImplemented
 
 
-def _leaky_relu_backward(g: Value, x: Value, slope: Any, is_result: bool) -> Value:
+def _leaky_relu_backward(g: Value, x: Value, slope: Any, is_result: bool) -> Any:
     return NotImplemented if is_result and not slope >= 0 else where(compare("gt", x, 0.0), g, g * slope)
 
 
