@@ -140,8 +140,8 @@ class Inner:
         values_of.update((base, root) for base, root in bases.items())
         values_of |= {Final(slot): tensor for slot, tensor in memory.items()}
         shared = {family.slot for overlap in self.facts.needed_overlaps() for family in overlap.families}
-        memory = {slot: tensor for slot, tensor in memory.items() if slot not in shared}
         own_leaves: dict[Slot, Tensor] = {s: seen.get(s, value) for s, value in memory.items() if self.facts.is_leaf(s)}  # type: ignore[call-overload]
+        memory = {slot: tensor for slot, tensor in memory.items() if slot not in shared}
         return Ran(tuple((s, values_of[s]) for s in self.signature.outs), memory, own_leaves, tuple(leaves), tree)
 
     def run_pure(self, *values: Any) -> tuple[Any, ...] | None:

@@ -74,6 +74,11 @@ class Overlap:
     """Why no one tensor can stand for them all, where none can."""
 
     @property
+    def alone(self) -> tuple[Arg | Captured | Base, ...]:
+        """Those of them that autograd does not know to share memory with any."""
+        return tuple(f.slot for f in self.families if f.found is None and len(self.base.of) > 1)
+
+    @property
     def itself(self) -> Arg | Captured | None:
         """The one of them that all are views of, to autograd, too."""
         return self.found.of if self.found.is_itself and not self.families and len(self.base.of) > 1 else None

@@ -105,6 +105,7 @@ class Case:
 UNSUITED = (
     "rand", "bernoulli", "normal", "dropout", "multinomial", "poisson", "cauchy", "exponential", "geometric", "rrelu",
     "fractional",
+    "lstsq",  # of a matrix that rcond leaves no rank
     "attention", "empty", "quantize", "qparams", "constrain_range", "int8",
 )  # fmt: skip
 """Parts of the names of what draws random numbers, returns memory nobody wrote to, or is no function for users."""
@@ -192,20 +193,18 @@ REFUSALS = (fg.DataDependentControlFlowError, fg.DataDependentShapeError, fg.Uns
 
 
 def check_case(case: Case, backend: str, seed: int, calls: int = 8) -> str | None:
-    """How the compiled function differs from eager PyTorch on a sequence of values; None if it does not, or if eager
-    PyTorch differs from itself (what it returns of a matrix without a rank is memory nobody wrote to)."""
+    """How the compiled function differs from eager PyTorch on a sequence of values; None if it does not."""
     values = random.Random(f"{seed}{case.name}").choices(SPECIAL, k=calls)
     compiled = fg.jit(case.function, backend=backend)
     for i, v in enumerate(values):
         # some write to what they are given (an embedding with max_norm)
-        expected, again, found = (
-            outcome(lambda f=f: f(v, *(t.clone() for t in case.tensors)))
-            for f in (case.function, case.function, compiled)
+        expected, found = (
+            outcome(lambda f=f: f(v, *(t.clone() for t in case.tensors))) for f in (case.function, compiled)
         )
         if i == 0 and isinstance(found, Raised) and type(found.error) in REFUSALS:
             return None  # refused by name: it reads values of tensors, or is of another layout
         text = difference(found, expected)
-        if text is not None and difference(again, expected) is None:
+        if text is not None:
             return f"{case.name} on {backend}, values {values[: i + 1]}: {text}"
     return None
 
