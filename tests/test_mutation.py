@@ -997,3 +997,29 @@ def test_a_list_of_tensors_that_is_written_to_moves_their_versions(write):
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
     assert moved[0] == moved[1]
+
+
+def _given(flat):
+    a = torch.zeros(2)
+    a.data = flat[:2]
+    return a
+
+
+@pytest.mark.parametrize("part", [_given, lambda flat: flat.detach()[:2], lambda flat: flat.data[:2]])
+@pytest.mark.parametrize("write", [lambda a, flat: flat.mul_(2), lambda a, flat: a.add_(1)])
+def test_a_version_moves_with_what_shares_its_counter_alone(part, write):
+    """Not with all that shares its memory: what was saved of it would be refused."""
+
+    def f(a, flat):
+        with torch.no_grad():
+            write(a, flat)
+        return a * flat.sum()
+
+    seen = []
+    for g in (f, fg.jit(f)):
+        flat = torch.ones(4)
+        a = part(flat)
+        before = a._version, flat._version
+        out = g(a, flat)
+        seen.append((out.tolist(), a.tolist(), flat.tolist(), a._version - before[0], flat._version - before[1]))
+    assert seen[0] == seen[1]
