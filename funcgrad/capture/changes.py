@@ -228,7 +228,8 @@ def refuse_leaves(
         faults += ["gives it other memory"] if given and not alike else []
         tracked = changes.get(slot, Change()).data == "tracked"
         faults += ["writes to it, a leaf, what requires grad"] if tracked and slot in switches else []
-        if gradients.get(slot) is not None and has_hooks(tensors[slot]):
+        is_run = id(tensors[slot]) in trace.hooks.of_leaves
+        if gradients.get(slot) is not None and has_hooks(tensors[slot]) and not is_run:
             faults.append("hooks of it would have to run")
         made = gradients.get(slot)
         if made is not None and has_history(made) and any(c.restrides or c.moved for c in changes.values()):
