@@ -772,19 +772,21 @@ def detaches(x: Tensor) -> Tensor:
     return x.sum()
 
 
-def runs_backward(x: Tensor) -> Tensor:
-    (x * x).sum().backward()
-    return x.detach() * 1
+def runs_backward_of_weight(x: Tensor) -> Tensor:
+    (HOOKED[0] * HOOKED[0]).sum().backward()
+    return x.sum()
 
 
 def asks_for_the_gradient(x: Tensor) -> Tensor:
     return x.detach() * torch.autograd.grad((x * x).sum(), x)[0]
 
 
-def hooked() -> tuple[Tensor]:
-    (x,) = leaf()
+def hooked(x: Tensor) -> tuple[Tensor]:
     x.register_hook(lambda g: g * 2)
     return (x,)
+
+
+HOOKED = hooked(*leaf())
 
 
 def hook_outside(x: Tensor) -> Tensor:
@@ -965,20 +967,20 @@ row(
     fixed=lambda x: x.set_(torch.zeros(5)).sum(),
 )
 row(
-    "backward to a leaf with a hook",
+    "backward to a leaf with a hook, in a gradient",
     memory.HOOKED_GRADIENT_OF_INPUT,
-    runs_backward,
-    hooked,
-    fixed=hook_outside,
-    fixed_args=leaf,
-    where="x",
+    runs_backward_of_weight,
+    ones(),
+    transform=fg.grad_compiled,
+    fixed=total,
+    where="HOOKED[0]",
     says="hooks of it would have to run",
 )
 row(
-    "the gradient of a leaf with a hook",
+    "the gradient of what is computed, with a hook",
     memory.HOOKS_OF_INPUT,
     asks_for_the_gradient,
-    hooked,
+    lambda: hooked(*computed()),
     fixed=hook_outside,
     fixed_args=leaf,
 )

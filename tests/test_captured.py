@@ -335,3 +335,36 @@ class TestWhatElseIsNoticed:
 
         check(f, X, rebind)
         check(f, X, lambda: config.update(lr=3.0))
+
+
+@pytest.mark.parametrize("part", ["real", "imag"])
+@pytest.mark.parametrize("value", [lambda z: X, lambda z: X * 2, lambda z: 3.0, lambda z: z.imag], ids=range(4))
+def test_a_part_of_a_complex_tensor_is_set(part, value):
+    def made():
+        z = torch.complex(torch.arange(3.0), torch.ones(3))
+
+        def f():
+            setattr(z, part, value(z))
+            return z * 2
+
+        return z, f
+
+    (expected, f), (found, own) = made(), made()
+    compiled = fg.jit(own)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(), f())
+        torch.testing.assert_close(found, expected)
+        found.mul_(1j), expected.mul_(1j)
+
+
+def test_tensors_that_are_swapped_are_refused():
+    a, b = torch.zeros(3), torch.nn.Parameter(torch.ones(3))
+    a.label = "a"
+
+    def f():
+        torch.utils.swap_tensors(a, b)
+        return a * 2
+
+    with pytest.raises(fg.MutationError, match="swap_tensors"):
+        fg.jit(f)()
+    assert a.sum() == 0 and a.label == "a" and not hasattr(b, "label") and type(b) is torch.nn.Parameter

@@ -467,20 +467,9 @@ def resizes_into_its_surroundings(x):
     return x.sum()
 
 
-def runs_backward(x):
-    x.sum().backward()
-    return x.detach().sum()
-
-
 def runs_backward_after_a_hidden_write(x):
     x.data.mul_(2)
     x.sum().backward()
-
-
-def a_leaf_with_a_hook():
-    x = a_leaf()
-    x.register_hook(lambda g: g * 2)
-    return x
 
 
 def writes_a_parameter(x):
@@ -512,7 +501,6 @@ def detaches_and_writes(x):
             "history of x, after a write through .data",
             "autograd.grad",
         ),
-        (runs_backward, a_leaf_with_a_hook, "x", "hooks of it would have to run", "what the hook does"),
         (doubles, an_inference_tensor, "x", "inference tensor", None),
         (detaches_and_writes, lambda: torch.ones(3), "x", "detaches x", "return it"),
         (detaches_and_writes, a_leaf, "x", "detaches x", "return it"),

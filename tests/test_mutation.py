@@ -969,3 +969,57 @@ def test_what_is_broken_for_one_result_is_not_for_another():
         for function in (f, compiled):
             with pytest.raises(RuntimeError, match="modified by an inplace operation"):
                 gradient(function, results)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda a, b: torch._foreach_add_([a, b], 1.0),
+        lambda a, b: torch._foreach_lerp_([a], [b], 0.5),
+        lambda a, b: torch._foreach_copy_([a, b], [b.clone(), a.clone()]),
+        lambda a, b: torch._foreach_zero_([b]),
+    ],
+)
+def test_a_list_of_tensors_that_is_written_to_moves_their_versions(write):
+    """What was saved of them is out of date, and is not used."""
+
+    def f(a, b):
+        with torch.no_grad():
+            write(a, b)
+
+    moved = []
+    for g in (f, fg.jit(f)):
+        a, b = torch.ones(3, requires_grad=True), torch.full((3,), 2.0, requires_grad=True)
+        loss = (a.sin() * b.sin()).sum()
+        before = a._version, b._version
+        g(a, b)
+        moved.append([t._version != version for t, version in zip((a, b), before, strict=True)])
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+    assert moved[0] == moved[1]
+
+
+def _given(flat):
+    a = torch.zeros(2)
+    a.data = flat[:2]
+    return a
+
+
+@pytest.mark.parametrize("part", [_given, lambda flat: flat.detach()[:2], lambda flat: flat.data[:2]])
+@pytest.mark.parametrize("write", [lambda a, flat: flat.mul_(2), lambda a, flat: a.add_(1)])
+def test_a_version_moves_with_what_shares_its_counter_alone(part, write):
+    """Not with all that shares its memory: what was saved of it would be refused."""
+
+    def f(a, flat):
+        with torch.no_grad():
+            write(a, flat)
+        return a * flat.sum()
+
+    seen = []
+    for g in (f, fg.jit(f)):
+        flat = torch.ones(4)
+        a = part(flat)
+        before = a._version, flat._version
+        out = g(a, flat)
+        seen.append((out.tolist(), a.tolist(), flat.tolist(), a._version - before[0], flat._version - before[1]))
+    assert seen[0] == seen[1]

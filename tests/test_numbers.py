@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from laws.numbers import difference, outcome
+from laws.numbers import Raised, difference, outcome
 from torch import Tensor
 
 import funcgrad as fg
@@ -112,6 +112,51 @@ def test_a_number_that_a_dtype_does_not_hold() -> None:
     for v in (0.1, 0.2, 1e300, math.inf, 0.3):
         found, expected = outcome(lambda: compiled(X, v)), outcome(lambda: X.add(X, alpha=v))
         assert difference(found, expected) is None, v
+
+
+def _in_place_then_back(activation: Callable[..., Tensor]) -> Callable[[Tensor, Any], Tensor | None]:
+    def f(x: Tensor, v: Any) -> Tensor | None:
+        leaf = x.requires_grad_()
+        activation(leaf * 1, v, inplace=True).sum().backward()
+        return leaf.grad
+
+    return f
+
+
+def _resized(mode: str) -> Callable[[Tensor, Any], Tensor]:
+    def f(x: Tensor, v: Any) -> Tensor:
+        images = x.expand(1, 1, *(2,) * ("tri" in mode), 2, 2)
+        return torch.nn.functional.interpolate(images, scale_factor=v, mode=mode, align_corners=True)
+
+    return f
+
+
+REFUSED_BY_PYTORCH: dict[str, tuple[Callable[[Tensor, Any], Any], tuple[tuple[Any, ...], ...]]] = {
+    "smooth_l1_loss": (
+        lambda x, v: torch.nn.functional.smooth_l1_loss(x, x + 1, beta=v),
+        ((0.5, 2.0, math.nan), (0.5, 2.0, -1.0), (-math.inf,)),
+    ),
+    "elu_": (_in_place_then_back(torch.nn.functional.elu), ((-1,), (0.5, math.nan), (0.5, 2.0, -math.inf))),
+    "leaky_relu_": (_in_place_then_back(torch.nn.functional.leaky_relu), ((-1,), (0.5, 2.0, math.nan))),
+    "celu": (torch.ops.aten.celu.default, ((1e-300,), (0.5, 2.0, 1e-300))),
+    "upsample_bilinear2d": (_resized("bilinear"), ((2, 3, 4, 5, 0),)),
+    "upsample_trilinear3d": (_resized("trilinear"), ((2, 3, 4, 5, 0),)),
+    "upsample_bicubic2d": (_resized("bicubic"), ((2, 3, 4, 5, 0),)),
+}
+
+
+@pytest.mark.parametrize("backend", ["c", "aten"])
+@pytest.mark.parametrize("name", REFUSED_BY_PYTORCH)
+@pytest.mark.filterwarnings("ignore::funcgrad.RecompileWarning")
+def test_a_number_that_pytorch_refuses_is_refused(name: str, backend: str) -> None:
+    f, sequences = REFUSED_BY_PYTORCH[name]
+    for values in sequences:
+        compiled = fg.jit(f, backend=backend)
+        for v in values:
+            x = torch.tensor([[-2.0, 1.0], [0.5, 3.0]])
+            found, expected = (outcome(lambda g=g: g(x.clone(), v)) for g in (compiled, f))
+            assert difference(found, expected) is None, v
+        assert isinstance(expected, Raised)
 
 
 def test_a_name_like_that_of_a_symbol() -> None:

@@ -330,3 +330,23 @@ def test_what_a_custom_function_writes_to_in_that_pass_had_its_history_before(ow
     refused = Counter()
     assert check(Program("(torch.arange(8.) / 5).requires_grad_()", (own,), statements, ()), refused) is None
     assert not refused
+
+
+@pytest.mark.parametrize("write", ["Double.apply(x0)", "x0.mul_(2)", "x0[1:].sin_()", "x0.copy_(torch.ones(4))"])
+@pytest.mark.parametrize("keeps", ["", "retain_graph=True"])
+def test_a_write_to_another_view_is_in_the_history_that_is_freed(write, keeps):
+    statements = (write, f"(x1 * x1).sum().backward({keeps})")
+    base = "(torch.arange(8.) / 5).requires_grad_().clone()"
+    refused = Counter()
+    assert check(Program(base, ("base[4:]", "base[:4]"), statements, ()), refused) is None
+    assert not refused
+
+
+@pytest.mark.parametrize("loss", ["(x1 * 2).sum()", "(x1 * x1).sum()", "(x0 * 3).sum()"])
+def test_what_is_written_to_is_the_base_itself_where_it_is_an_input(loss):
+    """The history of a view would be freed, that of the base is not."""
+    base = "(torch.arange(8.) / 5).requires_grad_().clone()"
+    statements = ("x1.add_(1)", f"{loss}.backward()")
+    refused = Counter()
+    assert check(Program(base, ("base[1::2]", "base"), statements, ("x1",)), refused) is None
+    assert not refused

@@ -1,10 +1,14 @@
 """Other memory: ``x.data = y`` in a compiled function leaves the caller's tensors as eager PyTorch does. And
 gradients it asks for."""
 
+import copy
+from collections import Counter
+
+import attrs
 import pytest
 import torch
 from closeness import assert_rounded
-from laws.programs import Case, CountBackward, difference, run
+from laws.programs import Case, CountBackward, Program, check, difference, run
 from turns import in_turn
 
 import funcgrad as fg
@@ -1060,3 +1064,46 @@ def test_a_view_that_was_written_to_used_and_given_other_memory_is_refused(befor
     base = torch.arange(8.0).requires_grad_() * 1
     with pytest.raises(fg.MutationError, match="a view that requires grad"):
         fg.jit(f)(base[1:7:2], base[:4])
+
+
+class Adapted(torch.nn.Module):
+    """A layer whose update of low rank is merged into its weights, and taken out again."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = torch.nn.Linear(3, 3)
+        self.base.weight.requires_grad_(False)
+        self.a, self.b = torch.nn.Parameter(torch.ones(2, 3)), torch.nn.Parameter(torch.ones(3, 2) / 2)
+        self.merged = False
+
+    def forward(self, x, merge):
+        if merge != self.merged:
+            self.base.weight.data += (self.b @ self.a) * (1 if merge else -1)
+            self.merged = merge
+        return self.base(x) if merge else self.base(x) + x @ self.a.t() @ self.b.t()
+
+
+def test_what_is_added_to_data_is_a_write():
+    torch.manual_seed(0)
+    eager = Adapted()
+    own = copy.deepcopy(eager)
+    compiled = fg.jit(own)
+    x = torch.randn(2, 3)
+    for merge in (True, True, False, True):
+        out, expected = compiled(x, merge), eager(x, merge)
+        torch.testing.assert_close(out, expected)
+        for result in (out, expected):
+            result.sum().backward()
+        for p, q in zip(own.parameters(), eager.parameters(), strict=True):
+            torch.testing.assert_close(p, q)
+            torch.testing.assert_close(p.grad, q.grad)
+
+
+@pytest.mark.parametrize("what", ["x.data = x.data", "x.data *= 2", "x.data = x.data.view(4)", "x.data += x.view(4)"])
+def test_data_that_is_a_look_at_itself(what):
+    refused = Counter()
+    program = Program("(torch.arange(8.) / 5).requires_grad_().clone()", ("base[2:6]", "base"), (), ("v0", "x0"))
+    for statements in ((f"v0 = x0.sin(); {what}", "v1 = v0 * x0"), (what, "v0 = x0 * x1.sum()")):
+        text = tuple(s.replace("x.", "x0.") for s in statements)
+        assert check(attrs.evolve(program, statements=text), refused) is None
+    assert not refused

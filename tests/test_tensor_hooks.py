@@ -332,3 +332,123 @@ def test_a_hook_that_reads_values_and_closes_over_a_computed_tensor_may_write_no
 
     with pytest.raises(fg.MutationError, match="a hook that reads values"):
         fg.jit(f)(torch.ones(3, requires_grad=True), True).backward()
+
+
+# ── hooks that leaves have: a backward pass in the function runs them ────────────────────────────────────────────────
+
+
+def _net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+class Scale:
+    by = 1.0
+
+
+def _clamps(net):
+    for p in net.parameters():
+        p.register_hook(lambda g: g.clamp_(-0.05, 0.05))
+
+
+def _reads_and_keeps(net):
+    norms, scale = [], Scale()
+    net[0].weight.register_hook(lambda g: norms.append(g.norm()))
+    net[2].weight.register_hook(lambda g: g * 0.5 if g.norm() > 0.3 else None)
+    net[2].bias.register_hook(lambda g: g * scale.by)
+
+    def between():
+        scale.by += 1
+
+    return norms, between
+
+
+def _steps_when_added(net):
+    """As PyTorch's tutorial does it: an optimiser for each parameter, found by the parameter."""
+    steps = {p: torch.optim.SGD([p], lr=0.1, momentum=0.9, foreach=False) for p in net.parameters()}
+
+    def step(p):
+        steps[p].step()
+        steps[p].zero_grad()
+
+    for p in net.parameters():
+        p.register_post_accumulate_grad_hook(step)
+
+
+def _come_and_go(net):
+    handles = []
+
+    def between():
+        if len(handles) == 2:
+            handles[0].remove()
+        handles.append(net[0].weight.register_hook(lambda g: g * 2 + len(handles)))
+
+    return [], between
+
+
+@pytest.mark.parametrize("hooks", [_clamps, _reads_and_keeps, _steps_when_added, _come_and_go])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_backward_pass_inside_runs_the_hooks_of_leaves(hooks, parts):
+    def made():
+        net = _net()
+        kept, between = hooks(net) or ([], lambda: None)
+
+        def step(x):
+            for part in x.chunk(parts):
+                net(part).square().mean().backward()
+
+        return net, step, kept, between
+
+    (net, f, kept, between), (own, g, its, own_between) = made(), made()
+    compiled = fg.jit(g)
+    for i in range(4):
+        x = torch.arange(18.0).view(6, 3) / (20 + 10 * i)
+        f(x), compiled(x)
+        for p, q in zip(own.parameters(), net.parameters(), strict=True):
+            torch.testing.assert_close(p, q)
+            torch.testing.assert_close(p.grad, q.grad)
+        torch.testing.assert_close(its, kept)
+        between(), own_between()
+        for model in (net, own):
+            model.zero_grad(set_to_none=i % 2 == 0)
+
+
+def test_gradients_that_are_asked_for_go_through_the_hooks_of_leaves():
+    net = _net()
+    _clamps(net)
+
+    def gradients(x):
+        return torch.autograd.grad(net(x).square().mean(), list(net.parameters()))
+
+    compiled = fg.jit(gradients)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(torch.ones(2, 3)), gradients(torch.ones(2, 3)))
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_argument_with_a_hook_that_is_gone_over_twice():
+    def f(x):
+        (x * x).sum().backward()
+        with torch.no_grad():
+            x.sub_(x.grad)
+        (x * x * x).sum().backward()
+        return x * 2
+
+    seen = []
+    for g in (f, fg.jit(f)):
+        x = torch.tensor([0.5, -1.5, 2.5], requires_grad=True)
+        x.register_hook(lambda g: g * 2)
+        g(x).sum().backward()  # outside, too
+        seen.append((x.detach(), x.grad))
+    torch.testing.assert_close(seen[1], seen[0])
+
+
+def test_hooks_that_the_function_does_not_run_are_no_guard():
+    w = torch.ones(3, requires_grad=True)
+    compiled = fg.jit(lambda x: x * w)
+    for _ in range(3):
+        handle = w.register_hook(lambda g: g * 2)
+        compiled(torch.ones(3)).sum().backward()
+        handle.remove()
+    assert compiled.cache_info().misses == 1
+    assert w.grad.tolist() == [6.0, 6.0, 6.0]

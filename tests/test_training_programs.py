@@ -353,3 +353,58 @@ def seen_in(name, make):
 def test_a_program(name):
     for found, expected in zip(seen_in(name, fg.jit), seen_in(name, lambda f: f), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def _as_data(flat, layer):
+    layer.weight.data, layer.bias.data = flat[:6].view(2, 3), flat[6:]
+
+
+def _as_parameters(flat, layer):
+    layer.weight, layer.bias = torch.nn.Parameter(flat[:6].view(2, 3)), torch.nn.Parameter(flat[6:])
+
+
+def _update_of_all(flat, layer, gradients):
+    flat.sub_(gradients, alpha=0.1)
+
+
+def _update_of_data(flat, layer, gradients):
+    flat.data.sub_(gradients, alpha=0.1)
+
+
+def _update_of_each(flat, layer, gradients):
+    for p in layer.parameters():
+        p.sub_(0.1 * p.grad)
+    flat.clamp_(-1, 1)
+
+
+@pytest.mark.parametrize("parts", [_as_data, _as_parameters])
+@pytest.mark.parametrize("update", [_update_of_all, _update_of_data, _update_of_each])
+@pytest.mark.parametrize("of_buckets", [False, True], ids=["gradients", "buckets"])
+def test_parameters_are_parts_of_one_flat_tensor(parts, update, of_buckets):
+    def made():
+        torch.manual_seed(0)
+        layer, flat, buckets = torch.nn.Linear(3, 2), torch.randn(8), torch.zeros(8)
+        parts(flat, layer)
+        if of_buckets:
+            layer.weight.grad, layer.bias.grad = buckets[:6].view(2, 3), buckets[6:]
+
+        def step(x):
+            buckets.zero_()
+            loss = layer(x).square().mean()
+            loss.backward()
+            with torch.no_grad():
+                update(flat, layer, torch.cat([p.grad.flatten() for p in layer.parameters()]))
+            layer.zero_grad(set_to_none=not of_buckets)
+            return loss.detach(), flat[2:4]
+
+        return step, flat, layer
+
+    (f, flat, layer), (g, own, its) = made(), made()
+    compiled = fg.jit(g)
+    for i in range(3):
+        x = torch.arange(12.0).view(4, 3) / (10 + i)
+        torch.testing.assert_close(compiled(x), f(x))
+        torch.testing.assert_close(own, flat)
+        for p, q in zip(its.parameters(), layer.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad)
+            assert p.is_leaf and p.untyped_storage().data_ptr() == own.untyped_storage().data_ptr()

@@ -194,7 +194,8 @@ def refuse_leaves(
     what else is done."""
     tensors, read = dict(named), [*read, *follows]
     now = {slot: trace.lineage.current(mirrored[id(t)].seen) for slot, t in named}
-    bases = {group.itself for group in groups}  # they go in as what all that overlap with them are views of
+    # they go in as what all that overlap with them are views of, or with a history of their own
+    bases = {slot for group in groups for slot in (group.itself, *group.alone)}
     together = {slot for key in changes if isinstance(key, Base) for slot in key.of}
     # where no gradient arrives, what is set is set, and nothing else
     arrives = {s: s in switches or (t.is_leaf and (t.requires_grad or now[s].requires_grad)) for s, t in named}
@@ -227,7 +228,8 @@ def refuse_leaves(
         faults += ["gives it other memory"] if given and not alike else []
         tracked = changes.get(slot, Change()).data == "tracked"
         faults += ["writes to it, a leaf, what requires grad"] if tracked and slot in switches else []
-        if gradients.get(slot) is not None and has_hooks(tensors[slot]):
+        is_run = id(tensors[slot]) in trace.hooks.of_leaves
+        if gradients.get(slot) is not None and has_hooks(tensors[slot]) and not is_run:
             faults.append("hooks of it would have to run")
         made = gradients.get(slot)
         if made is not None and has_history(made) and any(c.restrides or c.moved for c in changes.values()):

@@ -67,6 +67,8 @@ def named_error(error: Exception) -> FuncgradError | None:
         return refusals.VIEW_OF_AS_STRIDED(where=where)
     if isinstance(error, RuntimeError) and "Attempted to resize a view tensor" in text:
         return refusals.RESIZED_AROUND(where=where)
+    if isinstance(error, RuntimeError) and "weakref associated with it" in text:  # the trace's own
+        return refusals.MEMORY_MOVED("swap_tensors", where=where)
     if isinstance(error, RuntimeError) and _NO_HISTORY in text:
         return refusals.SWITCHED_OFF_WITH_VIEW(where=where)
     if isinstance(error, RuntimeError) and (

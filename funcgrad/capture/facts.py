@@ -185,7 +185,8 @@ class Facts(Shown):
         if isinstance(slot, Base):
             return self.leaf_below(slot) is not None
         had = any(isinstance(c.origin, GradientOf) and c.origin.slot == slot for c in self.captured)
-        asked = slot in self.gradients or (slot in self.gradless and self.change_of(slot) is not None)
+        changed = self.change_of(slot) is not None or any(slot in o.alone for o in self.needed_overlaps())
+        asked = slot in self.gradients or (slot in self.gradless and changed)
         return had or slot in self.switches or slot in self.follows or (asked and self.leaves[slot])  # type: ignore[index]
 
     def leaf_below(self, base: Base) -> Slot | None:

@@ -83,6 +83,7 @@ def require_no_hooks(trace: Trace, inputs: Sequence[Any]) -> None:
         if (
             isinstance(real, Tensor)
             and not is_traced(real)
+            and id(real) not in trace.hooks.of_leaves
             and trace.questions.has_hooks(real)
             and real._backward_hooks
         ):

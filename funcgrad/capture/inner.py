@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from attrs import frozen
 from torch import SymFloat, SymInt, Tensor
+from torch.utils.hooks import RemovableHandle
 
 from .. import refusals
 from ..autograd_state import has_history, is_leaf
@@ -36,8 +37,10 @@ from .inverse import Inverse
 from .lineage import Lineage
 from .onward import Handing
 from .outputs import OutputFact, look_at_outputs, require_views_by_no_size, results_by_slot
+from .questions import HOOKS, HOOKS_AFTER
 from .results import require_the_same, require_visible
 from .stand_ins import copied, fresh
+from .tensor_hooks import as_outside
 from .trace import Trace, active_trace
 from .views import ALIAS, take
 
@@ -107,7 +110,10 @@ class Inner:
         assert trace.watch is not None
         numbers = {slot: trace.symbols.floats.object(value) for slot, value in seen.items() if isinstance(slot, State)}
         trace.watch.put_numbers(self.inputs.numbers(numbers))
+        handles = self._hooks_of_leaves(trace, seen)
         leaves, tree, paths = flatten(self.definition(*args, **kwargs))
+        for handle in handles:
+            handle.remove()
         require_visible(leaves, paths, tree)
         leaves = [trace.named(v) for v in leaves]
         for slot, value in seen.items():
@@ -140,9 +146,24 @@ class Inner:
         values_of.update((base, root) for base, root in bases.items())
         values_of |= {Final(slot): tensor for slot, tensor in memory.items()}
         shared = {family.slot for overlap in self.facts.needed_overlaps() for family in overlap.families}
-        memory = {slot: tensor for slot, tensor in memory.items() if slot not in shared}
         own_leaves: dict[Slot, Tensor] = {s: seen.get(s, value) for s, value in memory.items() if self.facts.is_leaf(s)}  # type: ignore[call-overload]
+        memory = {slot: tensor for slot, tensor in memory.items() if slot not in shared}
         return Ran(tuple((s, values_of[s]) for s in self.signature.outs), memory, own_leaves, tuple(leaves), tree)
+
+    def _hooks_of_leaves(self, trace: Trace, seen: Mapping[Any, Any]) -> list[RemovableHandle]:
+        """Give the leaves the hooks that have run in the dry run."""
+        found: dict[Any, dict[str, Any]] = {}
+        for asked in self.facts.asked:
+            if asked.question in (HOOKS, HOOKS_AFTER):
+                found.setdefault(asked.slot, {})[asked.question] = asked.answer
+        real: dict[Any, Any] = {c.slot: c.read({}) for c in self.facts.captured if c.slot in found}
+        return [
+            handle
+            for slot, hooks in found.items()
+            for handle in as_outside(
+                seen[slot], hooks[HOOKS], hooks[HOOKS_AFTER], real.get(slot, seen[slot]), trace.operand
+            )
+        ]
 
     def run_pure(self, *values: Any) -> tuple[Any, ...] | None:
         """As ``run``, of values that transforms of the trace may wrap: what is written to is a copy, and the values

@@ -46,7 +46,10 @@ class Inverse:
         for slot, look in self.looks:
             with torch.enable_grad():
                 value = take(memory[look.of], look.steps) if look.steps else seen[look.of]
-            seen[slot] = with_history_of(value, seen[slot]) if look.computed else value
-            if slot in looked_at:
+            if look.leaf:
+                seen[slot] = value.detach().requires_grad_(seen[slot].requires_grad)
+            else:
+                seen[slot] = with_history_of(value, seen[slot]) if look.computed else value
+            if slot in looked_at or look.leaf:
                 memory.setdefault(slot, seen[slot])
         return {slot: value for slot, value in seen.items() if not isinstance(slot, Base)}, memory

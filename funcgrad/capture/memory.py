@@ -74,6 +74,11 @@ class Overlap:
     """Why no one tensor can stand for them all, where none can."""
 
     @property
+    def alone(self) -> tuple[Arg | Captured | Base, ...]:
+        """Those of them that autograd does not know to share memory with any."""
+        return tuple(f.slot for f in self.families if f.found is None and len(self.base.of) > 1)
+
+    @property
     def itself(self) -> Arg | Captured | None:
         """The one of them that all are views of, to autograd, too."""
         return self.found.of if self.found.is_itself and not self.families and len(self.base.of) > 1 else None
@@ -113,12 +118,16 @@ def entangled(named: Named) -> dict[Arg | Captured, Arg | Captured]:
     return found
 
 
-def overlaps(named: Named) -> tuple[Overlap, ...]:
-    """For each storage, the distinct objects that overlap with another, or with themselves."""
+def overlaps(named: Named, freed: frozenset[int] = frozenset()) -> tuple[Overlap, ...]:
+    """For each storage, the distinct objects that overlap with another, or with themselves.
+
+    Views of one tensor through whose history the function goes backwards, and which it does not keep (``freed``, by
+    identity), are no less one: what is written to one of them is in the history of all, and is freed with it.
+    """
     tensors = dict(named)
     found: list[Overlap] = []
     for group in neighbours(named):
-        components = _components([(slot, tensors[slot]) for slot in group])
+        components = _components([(slot, tensors[slot]) for slot in group], freed)
         # one for each storage: two bases over one would each carry an old copy of what the other writes
         shared = [
             pair
@@ -201,10 +210,15 @@ class _Window:
         }
 
 
-def _components(group: list[tuple[Arg | Captured, Tensor]]) -> list[list[tuple[Arg | Captured, Tensor]]]:
+def _components(
+    group: list[tuple[Arg | Captured, Tensor]], freed: frozenset[int]
+) -> list[list[tuple[Arg | Captured, Tensor]]]:
+    def touch(a: Tensor, b: Tensor) -> bool:
+        return share_elements(a, b) or ({id(a), id(b)} <= freed and family_of(a) is family_of(b))
+
     components: list[list[tuple[Arg | Captured, Tensor]]] = []
     for slot, tensor in group:
-        touching = [c for c in components if any(share_elements(tensor, other) for _, other in c)]
+        touching = [c for c in components if any(touch(tensor, other) for _, other in c)]
         merged = [pair for c in touching for pair in c] + [(slot, tensor)]
         components = [c for c in components if c not in touching] + [merged]
     return components

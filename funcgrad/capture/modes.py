@@ -344,7 +344,7 @@ def with_modes(trace: Trace) -> Trace:
     """The trace, with the modes under which it runs, and what functions of torch are in it."""
 
     def before(op: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
-        return trace.writes.before(op, with_saved(trace, args), kwargs)
+        return trace.writes.before(op, with_saved(trace, op, args), kwargs)
 
     rules = functools.partial(unfunctional, trace), before, trace.lineage.note, trace.writes.after
     trace.functional = make_functional_mode(*rules, functools.partial(_of_wrappers, trace))

@@ -10,15 +10,17 @@ from typing import Any
 import torch
 from attrs import evolve, frozen
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from .. import refusals
-from ..autograd_state import gradient_of, has_history, is_leaf, python_node_below
+from ..autograd_state import gradient_of, has_history, has_hooks, is_leaf, python_node_below
 from ..graph_primitives import Path
 from ..graphs import type_text
 from ..options import Randomness
 from ..slots import Arg, Base, Captured, NewGradient, NewMemory, Slot, Stored
 from ..state.effects import Refill, Store, Written
 from ..state.guards import Guard, Place
+from ..state.hooks import listening
 from ..state.impure import refuse_draw
 from ..state.state import State, same_effects, state_of
 from ..state.watch import Watch
@@ -50,12 +52,12 @@ from .memory import history, neighbours, overlaps, same_objects
 from .modes import with_modes
 from .onward import Passes, calls_of
 from .outputs import look_at_outputs, results_by_slot
-from .questions import require_bare
+from .questions import HOOKS, HOOKS_AFTER, answer_of, require_bare
 from .reads import READS_LATER
 from .resolved import resolve
 from .results import require_unhooked, require_unhooked_views, require_visible
 from .stand_ins import Mirrored, mirror, mirror_alone
-from .tensor_hooks import HooksWrite
+from .tensor_hooks import HooksWrite, as_outside
 from .trace import Trace
 
 
@@ -129,6 +131,7 @@ class _DryRun:
         self._asked_for = frozenset(map(id, themselves))
         self._themselves = self._asked_for - gradients
         self._mirrored: dict[int, Mirrored] = {}
+        self._handles: list[RemovableHandle] = []
         self._left: Written | None = None
         """What the function has written to Python state in its forward pass."""
         trace = Trace(record=False, backward_autocast=None, rng=around.rng, stand_in_for=self._meet, path=around.path)
@@ -162,6 +165,7 @@ class _DryRun:
             if not isinstance(slot, Arg):
                 trace.bind(tensor, self._mirrored[id(tensor)].seen)
             self._give_gradient(tensor)
+            self._give_hooks(slot, tensor)
         args, kwargs = inputs.rebuild(
             stand_ins | {slot: real for slot, real in inputs.tensors if id(real) in self._themselves}
         )
@@ -177,6 +181,8 @@ class _DryRun:
         try:
             with self.watch, torch.set_grad_enabled(self._grad), trace.lifter:
                 result = function(*args, **kwargs)
+            for handle in self._handles:
+                handle.remove()
             require_same(given, paths_given, lambda: flatten_arguments(inputs.names, args, kwargs))
             trace.writes.spread_versions()
             leaves, tree, paths = flatten(result)
@@ -282,7 +288,24 @@ class _DryRun:
         self._reals.append((f"captured {len(self._reals)}", real))
         self._mirrored[id(real)] = mirror_alone(self.trace, real, self._grad)
         self._give_gradient(real)
+        self._give_hooks(None, real)
         return self._mirrored[id(real)].seen
+
+    def _give_hooks(self, slot: Any, real: Tensor) -> None:
+        """The stand-in of a leaf has the hooks of the real one, while the function runs."""
+        seen = self._mirrored[id(real)].seen
+        known = id(real) in self.trace.hooks.of_leaves  # an argument that the function closes over, too
+        if self._splits and self._grad and real.is_leaf and has_hooks(real) and is_leaf(seen) and not known:
+            self.trace.hooks.of_leaves.add(id(real))
+            with without_function_modes():
+                hooks = answer_of(HOOKS, real), answer_of(HOOKS_AFTER, real)
+
+            def ran(hook: Any) -> None:
+                self.trace.questions.ran_hooks(real)
+                with listening(None):  # which one it is, is asked in each call
+                    self.watch.see(hook, getattr(hook, "__name__", "hook"))
+
+            self._handles += as_outside(seen, *hooks, seen if isinstance(slot, Arg) else real, self.trace.operand, ran)
 
     def _give_gradient(self, real: Tensor) -> None:
         """The stand-in of a leaf has a gradient where the real one has, if that is known to be asked for."""
@@ -392,7 +415,7 @@ class _DryRun:
         refuse_backward(named, self._mirrored, self._splits)
         require_bare({key: m.seen for key, m in self._mirrored.items()}, named)
         gradients, switches = self._gradients(named), self._switches(named)
-        groups, lineage = overlaps(_plain(named)), self.trace.lineage
+        groups, lineage = overlaps(_plain(named), self._passes.freed), self.trace.lineage
         slot_of = {id(self._mirrored[id(t)].seen): slot for slot, t in reversed(named)}
         self._require_known(leaf for leaf in leaves if isinstance(leaf, Tensor) and id(leaf) not in slot_of)
         is_base = (lambda _, root: has_history(root)) if self._splits else None
@@ -438,7 +461,7 @@ class _DryRun:
             late = [t for t, _ in lineage.written(lambda t: id(t) in given_now)[before:]]
             if len(self._reals) > known:  # the caller's Python in backward reads tensors forward did not
                 captured, named = self._named(root)
-                groups = overlaps(_plain(named))
+                groups = overlaps(_plain(named), self._passes.freed)
             ever = changes_of(lineage, named, self._mirrored, groups, in_forward, self._written(), self.trace.forgotten)
             changes = {slot: change for slot, change in ever if change.in_backward} | changes
         written = {slot for slot, change in changes.items() if change.data or change.in_backward}

@@ -43,6 +43,11 @@ class Passes:
 
     found: list[_Pass] = field(factory=list)
 
+    @property
+    def freed(self) -> frozenset[int]:
+        """The tensors whose histories are freed by then."""
+        return frozenset().union(*(one.reached for one in self.found if not one.keeps_graph))
+
     def done(
         self,
         mirrored: Mapping[int, Mirrored],

@@ -20,7 +20,7 @@ from ..graphs import type_text
 from ..state.lines import user_line
 from ..torch_private.autograd import autograd_heard, custom_function_of
 from ..torch_private.fakes import FakeTensor
-from ..torch_private.functional import FunctionalTensor
+from ..torch_private.functional import FunctionalTensor, view_kind
 from ..torch_private.levels import is_dead, unwrap_dead
 from ..torch_private.modes import without_function_modes
 from ..torch_private.tensors import is_transform_wrapper, is_wrapper_subclass
@@ -66,9 +66,12 @@ def _as_recorded(trace: Trace, value: Any) -> Any:
     return value if is_recorded(value) else trace.operand(value)
 
 
-def with_saved(trace: Trace, args: Sequence[Any]) -> Sequence[Any]:
-    """The arguments of an operator that such a graph calls, with what stands for the tensors that it saved."""
-    return args if trace.pullback is None else type(args)(_stand_in(trace, v) for v in args)  # type: ignore[call-arg]
+def with_saved(trace: Trace, op: Any, args: Sequence[Any]) -> Sequence[Any]:
+    """The arguments of an operator that such a graph calls, with what stands for the tensors that it saved; or that
+    C++ calls where nobody was told (``z.real = y``): a view of a real tensor, which it then writes to."""
+    if trace.pullback is None and (view_kind(op) is None or op is torch.ops.aten.lift_fresh.default):
+        return args
+    return type(args)(_stand_in(trace, v) for v in args)  # type: ignore[call-arg]
 
 
 def _stand_in(trace: Trace, value: Any) -> Any:
@@ -76,7 +79,10 @@ def _stand_in(trace: Trace, value: Any) -> Any:
         return type(value)(_stand_in(trace, v) for v in value)
     if not isinstance(value, Tensor) or isinstance(value, (FakeTensor, FunctionalTensor)) or is_wrapper_subclass(value):
         return value
-    if trace.pullback == "of a level" or (value.requires_grad and torch.is_grad_enabled()):
+    tracked = value.requires_grad and torch.is_grad_enabled()
+    if trace.pullback is None and tracked:
+        return value
+    if trace.pullback == "of a level" or tracked:
         raise refusals.PULLBACK_OF_HISTORY(type_text(value), where=user_line())
     with without_function_modes(), trace.functional, autograd_heard():  # as where the function mentions one
         return trace.lineage.current(trace.lift(value))

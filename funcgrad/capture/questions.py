@@ -59,6 +59,8 @@ _OF_THE_REAL = {"{}.retains_grad", "{}.output_nr", "{}.is_shared()", "{}.is_pinn
 """Questions that a stand-in is not like the real tensor in."""
 
 _HOOKED = "bool({0}._backward_hooks or {0}._post_accumulate_grad_hooks)"
+HOOKS = "tuple(dict({0}._backward_hooks or ()).values())"
+HOOKS_AFTER = "tuple(dict({0}._post_accumulate_grad_hooks or ()).values())"
 _ROOM = "{0}.untyped_storage().nbytes() // {0}.element_size() - {0}.storage_offset()"
 _MOVED = "not {0}.is_inference() and {0}._version > 0"
 _UNKNOWABLE = {
@@ -193,6 +195,12 @@ class Questions:
         """Whether hooks run where a gradient arrives at a tensor; a call in which it is otherwise is another
         program's."""
         return bool(self._note(real, _HOOKED, has_hooks(real)))
+
+    def ran_hooks(self, real: Tensor) -> None:
+        """Note which hooks ran where a gradient arrived at a leaf."""
+        with without_function_modes():
+            for question in (HOOKS, HOOKS_AFTER):
+                self._note(real, question, answer_of(question, real))
 
     def are_views(self, reals: Iterable[Tensor]) -> None:
         """Note which tensors autograd knows to be views; a call in which it is otherwise is another program's."""

@@ -86,6 +86,7 @@ def replacements_of(trace: Trace) -> dict[str, Replacement]:
         "causal mask": lambda _, mask, is_causal=None, size=None: is_causal is True,
         "manual_seed": draws.manual_seed,
         "linearize": _no_linearize,
+        "swap": _no_swap,
         "folding": _folded_outside,
         # where no overload of an operator fits, C++ writes its arguments down, and goes on to the next one
         "text": lambda original, tensor, **how: type_text(tensor) if is_below_autograd() else original(tensor, **how),
@@ -106,6 +107,13 @@ def replacements_of(trace: Trace) -> dict[str, Replacement]:
 
 def _no_linearize(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     raise refusals.CALLS_LINEARIZE(where=user_line())
+
+
+def _no_swap(_: Any, one: Any, other: Any) -> None:
+    """Take back what is swapped by then."""
+    one.__class__, other.__class__ = other.__class__, one.__class__
+    one.__dict__, other.__dict__ = other.__dict__, one.__dict__
+    raise refusals.MEMORY_MOVED("swap_tensors", where=user_line())
 
 
 def _folded_outside(fold: Callable[..., Any], module: Any) -> None:

@@ -27,14 +27,14 @@ from ..torch_private.operators import without_overload
 from ..trees import flatten
 from .torch_patches import set_
 from .trace import Trace
-from .views import HowGiven, is_dense
+from .views import Geometry, HowGiven, is_dense
 from .writes import refuse_overlap, refuse_reading
 
 
 def give_data(trace: Trace, original: Any, tensor: Tensor, value: Any, how: HowGiven = "data") -> None:
     """``tensor``, which stands for ``original``, is given the memory of ``value``; it keeps its history."""
-    if value is tensor and how == "data":
-        return  # x.data = x
+    if how == "data" and (value is tensor or _looks_the_same(trace, value, tensor)):
+        return  # x.data = x; x.data += y
     if not (
         isinstance(tensor, FunctionalTensor) and isinstance(value, FunctionalTensor) and tensor.device == value.device
     ):
@@ -63,6 +63,14 @@ def give_data(trace: Trace, original: Any, tensor: Tensor, value: Any, how: HowG
         if tensor._is_view() or any(view._is_view() for view in trace.lineage.views_of(tensor)):
             trace.forgotten.parted(tensor, by, trace.lineage.version_taken(tensor), f"a tensor {type_text(tensor)}")
     trace.writes.spread_versions()
+
+
+def _looks_the_same(trace: Trace, value: Any, tensor: Any) -> bool:
+    """Whether a value is a look at a tensor, as that looks itself."""
+    if not (is_traced(value) and is_traced(tensor)):
+        return False
+    same: bool = trace.lineage.path(value, lambda t: t is tensor, True)[0] is tensor
+    return same and Geometry.of(value) == Geometry.of(tensor)
 
 
 def _set(trace: Trace, original: Any, tensor: Tensor, source: Any = None, *more: Any) -> Any:

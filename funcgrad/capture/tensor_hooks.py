@@ -15,16 +15,51 @@ from typing import Any
 
 from attrs import define, field
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from .. import refusals
 from ..state.guards import PLAIN, same
 from ..state.lines import user_line
 from ..state.output import keeping
 from ..subclasses import is_traced
+from ..torch_private.modes import without_function_modes
 
 Hook = Callable[[Tensor], Tensor | None]
 
 _FUNCTIONS = functools.partial, types.MethodType, types.BuiltinFunctionType, types.FunctionType
+
+
+def as_outside(
+    leaf: Tensor,
+    hooks: Sequence[Hook],
+    after: Sequence[Callable[[Tensor], None]],
+    named: Tensor,
+    operand: Callable[[Any], Any],
+    ran: Callable[[Any], None] = lambda hook: None,
+) -> list[RemovableHandle]:
+    """Give what stands for a leaf the hooks that the leaf has: a ``.backward()`` of the function's runs them, and
+    ``ran`` is told of each before. ``after``: those that run when a gradient was added to it, which the function calls
+    ``named``."""
+
+    def with_gradient(hook: Hook) -> Hook:
+        def called(gradient: Tensor) -> Tensor | None:
+            ran(hook)
+            found: Tensor | None = operand(hook(gradient))
+            return found
+
+        return called
+
+    def with_leaf(hook: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+        def called(_: Tensor) -> None:
+            ran(hook)
+            hook(named)
+
+        return called
+
+    with without_function_modes():
+        own: Any = leaf
+        handles = [own.register_hook(with_gradient(hook)) for hook in hooks]
+        return [*handles, *(own.register_post_accumulate_grad_hook(with_leaf(hook)) for hook in after)]
 
 
 class HooksWrite(BaseException):  # a signal the function must not catch
@@ -43,6 +78,8 @@ class TensorHooks:
     closed_over: list[Any] = field(factory=list)
     """What they close over, in order; ``first``: what those of the dry run did."""
     first: Sequence[Any] = ()
+    of_leaves: set[int] = field(factory=set)
+    """The real leaves whose hooks run where the function goes backwards, by identity."""
 
     def begin(self, closed_over: Sequence[Any] | None) -> None:
         """What the hooks of the dry run close over, if they are opaque."""

@@ -54,7 +54,7 @@ class View:
     to, ``"after"`` that, or ``"last"``, of what an input looks like in the end. Autograd forbids to use some views (a
     part of ``unbind``) once their base was written to or restrided: ``stale`` ones. So many of the last steps were
     taken ``late``, of a view taken before, when nothing was written to any more. ``computed``: it has a history of its
-    own (a custom Function's, or it was written to after ``detach``), which its value carries.
+    own (a custom Function's, or it was written to after ``detach``), which its value carries; or it is a ``leaf``.
     """
 
     of: Slot
@@ -63,6 +63,7 @@ class View:
     stale: bool = False
     computed: bool = False
     late: int = 0
+    leaf: bool = False
 
     def __str__(self) -> str:
         return ".".join([str(self.of), *map(str, self.steps)])

@@ -46,6 +46,7 @@ class Writes:
         self._scattering = False
         self._written: list[tuple[Tensor, Geometry]] = []
         self._conjugated: list[Tensor] = []
+        self._listed: list[tuple[Tensor, int]] = []
         self._memory: Mapping[Slot, Tensor] | None = None
         self._counts: dict[Slot, int] = {}
 
@@ -57,6 +58,7 @@ class Writes:
         if writes_inputs(op) and view_kind(op) is None:
             self.note(op, args, kwargs)
             targets = [t for t in written_by(op, args, kwargs) if isinstance(t, FunctionalTensor)]
+            self._listed = [(t, version_of(t)) for t in targets if _name(op).startswith("_foreach_")]
             roots = [root_of(self._lineage, t) for t in targets]
             self._written = [(root, Geometry.of(root)) for root in roots if is_dense(root)]
             self._conjugated = [
@@ -66,7 +68,12 @@ class Writes:
 
     def after(self) -> None:
         """A write computed a dense value in memory of its own: strides must not show it, nor, where overlaps are
-        told, the offset; nor that it went through a conjugated or negated look."""
+        told, the offset; nor that it went through a conjugated or negated look. Version counters of lists that are
+        written to (``torch._foreach_add_``) are moved by kernels alone."""
+        for target, version in self._listed:
+            if version_of(target) == version:
+                bump_version(target)
+        self._listed.clear()
         for root in self._conjugated:
             if _is_lazy(value := from_functional(root)):
                 replace_value(root, value.resolve_conj().resolve_neg())

@@ -39,11 +39,15 @@ def synthetic_base(signature: Signature, facts: Facts) -> Layer | None:
         ins = [slot for i, slot in enumerate(ins) if slot not in members or at < i <= at + len(carriers)]
         makes[overlap.base] = overlap.found
         makes |= {f.slot: f.found for f in overlap.families if f.found is not None and f.slot in carriers}
-        looks += [(f.slot, _look(overlap.base, f.steps, f.slot in carriers)) for f in overlap.families]
-        families = [(f.slot, f.views) for f in overlap.families] or [(overlap.base, overlap.views)]
-        itself = facts.leaf_below(overlap.base)
         looks += [
-            (slot, View(of) if slot == itself else _look(of, steps)) for of, views in families for slot, steps in views
+            (f.slot, _look(overlap.base, f.steps, f.slot in carriers, facts.is_leaf(f.slot))) for f in overlap.families
+        ]
+        families = [(f.slot, f.views) for f in overlap.families] or [(overlap.base, overlap.views)]
+        itself = overlap.itself if overlap.itself is not None and not facts.is_view(overlap.itself) else None
+        looks += [
+            (slot, View(of) if slot == itself or (slot == of and facts.is_leaf(slot)) else _look(of, steps))
+            for of, views in families
+            for slot, steps in views
         ]
     return Layer(
         "synthetic base",
@@ -55,6 +59,6 @@ def synthetic_base(signature: Signature, facts: Facts) -> Layer | None:
     )
 
 
-def _look(of: Slot, steps: tuple[Step, ...] | None, is_carried: bool = False) -> View:
+def _look(of: Slot, steps: tuple[Step, ...] | None, is_carried: bool = False, is_leaf: bool = False) -> View:
     assert steps is not None, "an overlap without such views is refused when it is written to"
-    return View(of, steps, computed=is_carried)
+    return View(of, steps, computed=is_carried, leaf=is_carried and is_leaf)

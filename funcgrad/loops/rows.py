@@ -91,7 +91,8 @@ def half_in_f32(rule: Callable[..., Value]) -> Rule:
             return NotImplemented
         wide = wide_dtype(out.dtype)
         new = [cast(a, wide) if isinstance(a, Value) else a for a in args]
-        return cast(rule(*new, **kwargs), out.dtype)
+        found = rule(*new, **kwargs)
+        return found if found is NotImplemented else cast(found, out.dtype)
 
     return lowered
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .rows import TABLE, aten, half_in_f32
+from .rows import TABLE, aten, fits, half_in_f32
 from .values import (
     Value,
     compare,
@@ -61,9 +61,20 @@ def _elu(x: Value, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Valu
     return where(compare("gt", x, 0.0), x * scale, pointwise("expm1", x * input_scale) * (alpha * scale))
 
 
-def _elu_backward(g: Value, alpha: Any, scale: Any, input_scale: Any, is_result: bool, x: Value) -> Value:
+def _elu_backward(g: Value, alpha: Any, scale: Any, input_scale: Any, is_result: bool, x: Value) -> Any:
+    if is_result and not alpha >= 0:
+        return NotImplemented  # which PyTorch refuses: what was written over is not known from the result
     inside = x + alpha * scale if is_result else pointwise("exp", x * input_scale) * (alpha * scale)
     return where(compare("le", x, 0.0), g * input_scale * inside, g * scale)
+
+
+def _celu(x: Value, alpha: Any = 1) -> Any:
+    # PyTorch refuses what is too large
+    return _elu(x, alpha, 1.0, 1.0 / alpha) if fits(1.0 / alpha, x.dtype) else NotImplemented
+
+
+def _leaky_relu_backward(g: Value, x: Value, slope: Any, is_result: bool) -> Any:
+    return NotImplemented if is_result and not slope >= 0 else where(compare("gt", x, 0.0), g, g * slope)
 
 
 def _hardtanh(x: Value, low: Any = -1.0, high: Any = 1.0) -> Value:
@@ -119,13 +130,11 @@ TABLE |= {
     aten.softplus_backward.default: half_in_f32(_softplus_backward),
     aten.elu.default: half_in_f32(_elu),
     aten.leaky_relu.default: half_in_f32(lambda x, slope=0.01: where(compare("gt", x, 0.0), x, x * slope)),
-    aten.leaky_relu_backward.default: half_in_f32(
-        lambda g, x, slope, is_result: where(compare("gt", x, 0.0), g, g * slope)
-    ),
+    aten.leaky_relu_backward.default: half_in_f32(_leaky_relu_backward),
     aten.hardtanh.default: half_in_f32(_hardtanh),
     aten.hardtanh_backward.default: half_in_f32(_hardtanh_backward),
     aten.elu_backward.default: half_in_f32(_elu_backward),
-    aten.celu.default: half_in_f32(lambda x, alpha=1.0: _elu(x, alpha, 1.0, 1.0 / alpha)),
+    aten.celu.default: half_in_f32(_celu),
     aten.hardsigmoid.default: half_in_f32(lambda x: _hardtanh(x + 3.0, 0.0, 6.0) / 6.0),
     aten.hardsigmoid_backward.default: half_in_f32(_hardsigmoid_backward),
     aten.hardswish.default: half_in_f32(lambda x: x * _hardtanh(x + 3.0, 0.0, 6.0) / 6.0),

@@ -25,10 +25,17 @@ def _share(x: Value, how: int) -> float:
 
 def _difference(loss: Callable[..., Value]) -> Rule:
     """A loss of the difference of two tensors."""
-    return half_in_f32(lambda x, y, how=_MEAN, *more: _reduced(loss(x - y, *more), how))
+
+    def lowered(x: Value, y: Value, how: int = _MEAN, *more: Any) -> Any:
+        found = loss(x - y, *more)
+        return found if found is NotImplemented else _reduced(found, how)
+
+    return half_in_f32(lowered)
 
 
-def _smooth_l1(d: Value, beta: float = 1.0) -> Value:
+def _smooth_l1(d: Value, beta: float = 1.0) -> Any:
+    if not beta >= 0:
+        return NotImplemented  # which PyTorch refuses
     z = pointwise("abs", d)
     return where(compare("lt", z, float(beta)), 0.5 * z * z / float(beta), z - 0.5 * beta) if beta else z
 

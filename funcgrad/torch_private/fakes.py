@@ -62,6 +62,14 @@ _SCATTERS = {
 }
 
 
+_INTERPOLATES = {
+    torch.ops.aten.upsample_linear1d.default,
+    torch.ops.aten.upsample_bilinear2d.default,
+    torch.ops.aten.upsample_bicubic2d.default,
+    torch.ops.aten.upsample_trilinear3d.default,
+}
+
+
 def on_fakes(op: Any, args: Any, kwargs: Any) -> Any:
     """The result of an operator on fake tensors, laid out as eager PyTorch lays it out; 2.11 alone does otherwise
     here."""
@@ -73,6 +81,9 @@ def on_fakes(op: Any, args: Any, kwargs: Any) -> Any:
         dim = args[2] if len(args) > 2 else 0
         if args[0].size(dim) == 0:
             return torch.ops.aten.split_with_sizes.default(args[0], [0], dim)
+    # 2.13: nothing asks this, so that a size that is a symbol might be 0
+    if op in _INTERPOLATES and not all(size > 0 for size in args[1]):
+        raise RuntimeError(f"Input and output sizes should be greater than 0, but got output {list(args[1])}")
     first = args[0] if args else None
     if op is torch.ops.aten._efficientzerotensor.default or (isinstance(first, FakeTensor) and is_zero_tensor(first)):
         # what PyTorch keeps of a call forgets that such zeros, and views of them, have no memory

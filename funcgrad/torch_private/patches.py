@@ -51,6 +51,9 @@ TENSOR_TEXT = torch._tensor_str, "_str"
 """What writes a tensor down. It asks for its tangent, which below autograd ends in an internal assertion."""
 
 
+SWAP = torch._C, "_swap_tensor_impl"
+"""What ``torch.utils.swap_tensors`` ends with, when it has swapped classes and attributes."""
+
 LINEAR_FOLDING = FoldedGraphModule, "run_folding"
 """What the function that ``torch.func.linearize`` returns does in its first call: it computes its constants."""
 

@@ -105,6 +105,7 @@ class Case:
 UNSUITED = (
     "rand", "bernoulli", "normal", "dropout", "multinomial", "poisson", "cauchy", "exponential", "geometric", "rrelu",
     "fractional",
+    "lstsq",  # of a matrix that rcond leaves no rank
     "attention", "empty", "quantize", "qparams", "constrain_range", "int8",
 )  # fmt: skip
 """Parts of the names of what draws random numbers, returns memory nobody wrote to, or is no function for users."""
@@ -196,8 +197,10 @@ def check_case(case: Case, backend: str, seed: int, calls: int = 8) -> str | Non
     values = random.Random(f"{seed}{case.name}").choices(SPECIAL, k=calls)
     compiled = fg.jit(case.function, backend=backend)
     for i, v in enumerate(values):
-        expected = outcome(lambda: case.function(v, *case.tensors))
-        found = outcome(lambda: compiled(v, *case.tensors))
+        # some write to what they are given (an embedding with max_norm)
+        expected, found = (
+            outcome(lambda f=f: f(v, *(t.clone() for t in case.tensors))) for f in (case.function, compiled)
+        )
         if i == 0 and isinstance(found, Raised) and type(found.error) in REFUSALS:
             return None  # refused by name: it reads values of tensors, or is of another layout
         text = difference(found, expected)
