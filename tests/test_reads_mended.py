@@ -276,3 +276,43 @@ def test_a_value_that_an_lstm_computes_is_read():
             out = call(leaf)
             found.append((out.detach(), *torch.autograd.grad(out, [leaf, *model.parameters()])))
         assert_rounded(*found)
+
+
+# ── numbers that Python reads in a backward pass ─────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.filterwarnings("ignore::funcgrad.RecompileWarning")
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda g: g * g.norm().item(),
+        lambda g: g / n if (n := g.norm().item()) > 1 else g,
+        lambda g: g * min(1.0, 1 / g.norm().item()),
+        lambda g: g * int(g.abs().sum().item()),
+        lambda g: g * round(g.norm().item(), 1),
+        lambda g: g * float(f"{g.norm().item():.2f}"),
+    ],
+    ids=["times", "where it is large", "at most", "whole part", "rounded", "text"],
+)
+@pytest.mark.parametrize("how", ["hook", "function"])
+def test_a_number_that_is_another_in_each_backward_pass(made, how):
+    class Of(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            return made(g)
+
+    def f(x):
+        y = x * 2 if how == "hook" else Of.apply(x)
+        if how == "hook":
+            y.register_hook(made)
+        return y.sin().sum()
+
+    def gradients(f):
+        x = torch.ones(3, requires_grad=True)
+        return [torch.autograd.grad(f(x) * (n + 0.7), x)[0] for n in range(4)]
+
+    torch.testing.assert_close(gradients(fg.jit(f, backend="aten")), gradients(f))

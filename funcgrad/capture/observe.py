@@ -11,16 +11,15 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from .. import refusals
 from ..autograd_state import gradient_of, has_history, is_leaf, python_node_below
 from ..graph_primitives import Path
 from ..graphs import type_text
 from ..options import Randomness
 from ..slots import Arg, Base, Captured, NewGradient, NewMemory, Slot, Stored
-from ..state.effects import Refill, Store, Written
+from ..state.effects import Refill, Store, Written, same_effects
 from ..state.guards import Guard, Place
 from ..state.impure import refuse_draw
-from ..state.state import State, same_effects, state_of
+from ..state.state import State, state_of
 from ..state.watch import Watch
 from ..subclasses import inner_tensors
 from ..torch_private.functional import from_functional
@@ -131,6 +130,7 @@ class _DryRun:
         self._mirrored: dict[int, Mirrored] = {}
         self._left: Written | None = None
         """What the function has written to Python state in its forward pass."""
+        self._backward_writes = False
         trace = Trace(record=False, backward_autocast=None, rng=around.rng, stand_in_for=self._meet, path=around.path)
         self.trace = with_modes(trace)
         trace.at_level, trace.varying = around.at_level, around.varying
@@ -185,7 +185,7 @@ class _DryRun:
             require_unhooked(trace.hooked, leaves)
             lasting = (self._mirrored[id(t)].seen for _, t in self._reals if t.is_leaf and t.requires_grad)
             self.watch.hooked = {trace.hooked[id(v)] or "" for v in lasting if id(v) in trace.hooked}
-            self._left = trace.written() if self._replays else None
+            self._left = trace.written() if self._replays or trace.happened is not None else None
             for new in self._left.stores.values() if self._left is not None else ():
                 trace.named(new)  # it may be met here for the first time
             self.watch.first = None if self._left is None else self._left.effects
@@ -204,6 +204,7 @@ class _DryRun:
         if trace.symbols.floats.names and self.watch.said.types:
             raise NotSymbolicError("the function asks for types, and that of a symbol is another than that of a number")
         facts = evolve(facts, state=self._state(written, arguments), hooks=self.trace.hooks.kept)
+        facts = evolve(facts, backward_writes=self._backward_writes)
         also, others = self._other_places(facts)
         held = {slot for _, slot in also} | {self._slot_of(c.tensor) for c in facts.captured}
         for slot, real in inputs.tensors if self._hands_over and self.watch.said.compares_objects else ():
@@ -261,7 +262,7 @@ class _DryRun:
         self._left.require_replayable()
         if not same_effects(self._left.effects, written.effects):
             self.trace.hooks.require_opaque()
-            raise refusals.WRITES_STATE_IN_BACKWARD(written.effects[-1], where=str(written.effects[-1]))
+            self._backward_writes = True
         return state_of(self.watch, self._left, arguments)
 
     def _named(self, root: Callable[..., Any]) -> tuple[tuple[CapturedTensor, ...], list[tuple[Source, Tensor]]]:

@@ -117,7 +117,9 @@ class Trace(Recorder):
         self.watch: Watch | None = None
         """What is watched of Python state; the recorded run compares with what the dry run met."""
         self.printed: list[str] = []
-        """What the function printed in its forward pass."""
+        """What the function printed."""
+        self.happened: Written | None = None
+        """What a pullback's forward pass has written to Python state: that happened when the function was called."""
         self.ignores_requires_grad = False
         """Whether stand-ins require no grad where the real tensors do, since grad mode is off."""
         self.enables_grad_itself = False  # whether it is a gradient that is traced, which switches grad mode on itself
@@ -421,13 +423,21 @@ class Trace(Recorder):
         reals = {id(lifted.functional): lifted.real for lifted in self.captured.values()} | self.reals
         # what is looked at to compare it (keys of dicts may be tensors), the function has not read
         with listening(None), without_function_modes():
-            return Written(
+            found = Written(
                 self.watch,
                 self.watch.said,
                 lambda tensor: reals.get(id(tensor), tensor),
                 self.varying,
                 "".join(self.printed),
             )
+        if self.happened is not None:
+            found.leave_out(self.happened)
+        return found
+
+    def forward_has_happened(self) -> None:
+        """A pullback has run the function again: what it writes to Python state from here on, it writes itself."""
+        self.printed.clear()
+        self.happened = self.written()
 
     def text_of(self, tensor: Tensor) -> str:
         """What stands for the text of a tensor, which has no values; the line that asks for it is named."""
@@ -445,7 +455,7 @@ class Trace(Recorder):
         self.writes.forward_is_done()
         before, self.current_pass = self.current_pass, "backward"
         try:
-            with backward_under(self._backward_autocast), keeping(None):
+            with backward_under(self._backward_autocast):
                 yield
         finally:
             self.current_pass = before

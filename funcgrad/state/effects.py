@@ -23,7 +23,7 @@ import pathlib
 import types
 import uuid
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -152,6 +152,15 @@ class Refill:
 Effect = Store | Count | Grow | Refill | Print
 
 
+def same_effects(first: Sequence[Effect], second: Sequence[Effect]) -> bool:
+    """Whether two runs wrote the same."""
+    return list(map(_shown, first)) == list(map(_shown, second))
+
+
+def _shown(effect: Effect) -> str:
+    return f"{effect} from {effect.otherwise}" if isinstance(effect, Count) else str(effect)
+
+
 class Written:
     """What one run left in Python state: ``effects``, the tensors among them by slot (``stores``), and a way back
     (``undo``).
@@ -179,6 +188,8 @@ class Written:
         """The identities of places whose values are only counted: no guard is needed."""
         self._back: list[Callable[[], None]] = []
         self._refused: list[tuple[str, str]] = []
+        self._twice: Effect | None = None
+        """What was written to a second time, after ``leave_out``."""
         for met in watch.met.values():
             self._compare(met)
         for place, before in (*watch.globals.values(), *watch.cells.values(), *watch.slots.values()):
@@ -195,8 +206,22 @@ class Written:
             back()
         self._back.clear()
 
+    def leave_out(self, before: Written) -> None:
+        """Leave out what an earlier comparison of the same run found."""
+        found = [effect for effect in self.effects if _shown(effect) in set(map(_shown, before.effects))]
+        again = [slot for slot, value in before.stores.items() if self.stores.get(slot) is not value]
+        if len(found) != len(before.effects) or again:
+            self._twice = next((e for e in before.effects if e not in found), before.effects[-1])
+        self.effects = [effect for effect in self.effects if effect not in found]
+        for stored in (self.stores, self.plain):
+            for slot in before.stores.keys() | before.plain.keys():
+                stored.pop(slot, None)
+        self._refused = self._refused[len(before._refused) :]
+
     def require_replayable(self) -> None:
         """Raise ``MutationError`` for the first thing that cannot be replayed."""
+        if self._twice is not None:
+            raise refusals.WRITES_STATE_IN_BACKWARD(self._twice, where=str(self._twice))
         if self._refused:
             name, what = self._refused[0]
             raise refusals.STORES_OBJECT(what, name, where=name)
