@@ -12,11 +12,13 @@ import csv
 import functools
 import importlib
 import io
+import logging
 import math
 import operator
 import os
 import sys
 import threading
+import time
 import types
 import unittest.mock
 import weakref
@@ -1020,3 +1022,48 @@ def test_what_is_made_at_places_that_read_alike_is_each_its_own():
         torch.testing.assert_close(compiled(x), g(x))
         for a, b in zip(left(), left_by_eager(), strict=True):
             torch.testing.assert_close(a, b)
+
+
+# ── what a function logs ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Lines(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record):
+        self.lines.append((record.levelname, record.getMessage(), time.time() - record.created < 5))
+
+
+def logged(make):
+    """What four calls log, the last with another size."""
+    log, handler = logging.getLogger("funcgrad.test.lines"), Lines()
+    log.handlers, log.propagate = [handler], False
+    log.setLevel(logging.INFO)
+    count = {"n": 0}
+
+    @functools.lru_cache
+    def once(text):
+        log.warning(text)
+        print(text)
+
+    def f(x):
+        once("of a cached function")
+        count["n"] += 1
+        log.info("step %d of %s", count["n"], tuple(x.shape))
+        log.debug("not this")
+        log.log(25, f"sum {x.sum().item():.2f}")
+        return x * 2
+
+    compiled = make(f)
+    for n in (2, 2, 2, 3):
+        compiled(torch.ones(n))
+    log.handlers = []
+    return handler.lines
+
+
+def test_what_is_logged_is_logged_on_each_call(capsys):
+    expected, printed = logged(lambda f: f), capsys.readouterr().out
+    assert logged(lambda f: fg.jit(f, backend="aten")) == expected
+    assert capsys.readouterr().out == printed == "of a cached function\n"

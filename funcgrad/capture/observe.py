@@ -19,6 +19,7 @@ from ..slots import Arg, Base, Captured, NewGradient, NewMemory, Slot, Stored
 from ..state.effects import Refill, Store, Written, same_effects
 from ..state.guards import Guard, Place
 from ..state.impure import refuse_draw
+from ..state.output import put_out_again
 from ..state.state import State, state_of
 from ..state.watch import Watch
 from ..subclasses import inner_tensors
@@ -92,14 +93,18 @@ def observe(function: Callable[..., Any], root: Callable[..., Any], around: Surr
     known: list[Tensor] = []
     themselves: list[Tensor] = []
     saved: dict[int, Tensor] = {}
-    hooks = None
+    hooks, once = None, None
     while True:
         dry = _DryRun(around, known, themselves)
         dry.trace.saved_outside = saved
         dry.trace.hooks.begin(hooks)
         after: Callable[[], None] | None = None
         try:
-            return dry.trace.run(dry.run, (function, root), {}), dry.watch
+            facts = dry.trace.run(dry.run, (function, root), {})
+            if once is not None or not dry.trace.printed or dry.watch.filled is None:
+                put_out_again(once or (), dry.trace.printed)
+                return facts, dry.watch
+            once = dry.trace.printed  # what a cached function prints, it prints once
         except RestartTrace as met:
             known += met.tensors
             themselves += met.tensors if met.itself else ()

@@ -21,7 +21,7 @@ from ..slots import Cotangent, Input, Late, Slot
 from ..state.effects import Written
 from ..state.hooks import listening
 from ..state.lines import user_line
-from ..state.output import keeping, put_out
+from ..state.output import Printed, keeping, put_out_again
 from ..state.watch import Watch
 from ..subclasses import Wrapping, inner_tensors, is_traced, parts
 from ..tags import Tag, tag
@@ -116,8 +116,8 @@ class Trace(Recorder):
         self.inside_subclass = False
         self.watch: Watch | None = None
         """What is watched of Python state; the recorded run compares with what the dry run met."""
-        self.printed: list[str] = []
-        """What the function printed."""
+        self.printed: list[Printed] = []
+        """What the function printed and logged."""
         self.happened: Written | None = None
         """What a pullback's forward pass has written to Python state: that happened when the function was called."""
         self.ignores_requires_grad = False
@@ -409,7 +409,7 @@ class Trace(Recorder):
                 # the values say whether it is for symbols alone
                 raise NotSymbolicError(f"{type(error).__name__}: {error}") from error
             if isinstance(named, FuncgradError) and self.graph is None and uninitialized_in(named) is None:
-                put_out("".join(self.printed))  # it may say why
+                put_out_again(self.printed)  # it may say why
             if named is None or named is error:
                 raise
             raise named from error
@@ -428,7 +428,7 @@ class Trace(Recorder):
                 self.watch.said,
                 lambda tensor: reals.get(id(tensor), tensor),
                 self.varying,
-                "".join(self.printed),
+                self.printed,
             )
         if self.happened is not None:
             found.leave_out(self.happened)

@@ -44,7 +44,7 @@ from .guards import MISSING, PLAIN, TORCH_PLAIN, Constant, Met, Place, keys_of, 
 from .hooks import can_be_hooked
 from .names import found_on, item_name, joined, steps_of, uses_of
 from .new_values import Names, New, NewObject, attributes_made, is_copied, is_new
-from .output import Print
+from .output import Log, Print, Printed, effects_of
 from .watch import Watch
 
 _CONSTANT = (
@@ -149,7 +149,7 @@ class Refill:
         return f"{self.name}[:] = {self.new}"
 
 
-Effect = Store | Count | Grow | Refill | Print
+Effect = Store | Count | Grow | Refill | Print | Log
 
 
 def same_effects(first: Sequence[Effect], second: Sequence[Effect]) -> bool:
@@ -175,7 +175,7 @@ class Written:
         said: Mentions,
         known: Callable[[Any], Any],
         varying: Collection[str] = (),
-        printed: str = "",
+        printed: Sequence[Printed] = (),
     ) -> None:
         self._watch, self._said, self._known, self._varying = watch, said, known, varying
         self.effects: list[Effect] = []
@@ -197,7 +197,7 @@ class Written:
         for kind, had in watch.classes.items():
             self._class(kind, had)
         self._environment()
-        self.effects += [Print(printed)] if printed else []
+        self.effects += effects_of(printed)
         self._back.extend(cache.cache_clear for cache, _, _ in watch.caches if keeps_traced(cache))
 
     def undo(self) -> None:
