@@ -316,3 +316,23 @@ def test_a_number_that_is_another_in_each_backward_pass(made, how):
         return [torch.autograd.grad(f(x) * (n + 0.7), x)[0] for n in range(4)]
 
     torch.testing.assert_close(gradients(fg.jit(f, backend="aten")), gradients(f))
+
+
+@pytest.mark.filterwarnings("ignore::funcgrad.RecompileWarning")
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: (x * x.detach().norm().item()).sum(),
+        lambda x: (x * int(x.detach().abs().sum().item() * 3)).sum(),
+        lambda x: x[: (x.detach() > 0).sum().item()].square().sum(),
+        lambda x: x[x > 0].sin().sum() if (x > 0).any() else x.sum(),
+    ],
+    ids=["number", "whole part", "size", "mask"],
+)
+@pytest.mark.parametrize("transform", [torch.func.grad, lambda f: lambda x: torch.func.vjp(f, x)[1](torch.ones(()))])
+def test_a_number_that_is_another_in_each_call_at_a_level(f, transform):
+    torch.manual_seed(0)
+    xs = torch.randn(5, 4)
+    compiled = transform(fg.jit(f, backend="aten"))
+    for x in xs:
+        torch.testing.assert_close(compiled(x), transform(f)(x))
