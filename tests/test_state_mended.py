@@ -1067,3 +1067,28 @@ def test_what_is_logged_is_logged_on_each_call(capsys):
     expected, printed = logged(lambda f: f), capsys.readouterr().out
     assert logged(lambda f: fg.jit(f, backend="aten")) == expected
     assert capsys.readouterr().out == printed == "of a cached function\n"
+
+
+def test_a_number_beside_tensors_that_is_stored_again_is_a_symbol():
+    """As a scheduler stores the rates of an optimiser, also where they stay what they are."""
+
+    class Rates:
+        def __init__(self):
+            self.groups, self.n, self.last = [{"rate": 0.5 + i, "weights": [torch.ones(2)]} for i in range(2)], 0, None
+
+        def step(self, x):
+            for group in self.groups:
+                x = x * group["rate"] * group["weights"][0]
+            self.n += 1
+            found = [group["rate"] * (1 if self.n % 3 else 0.5) for group in self.groups]
+            for group, rate in zip(self.groups, found, strict=True):
+                group["rate"] = rate if self.n % 3 == 0 else group["rate"]
+            self.last = [group["rate"] for group in self.groups]
+            return x
+
+    ours, eager = Rates(), Rates()
+    compiled = fg.jit(ours.step, backend="aten")
+    for _ in range(9):
+        torch.testing.assert_close(compiled(torch.ones(2)), eager.step(torch.ones(2)))
+        assert ours.last == eager.last == [group["rate"] for group in ours.groups]
+    assert compiled.cache_info().misses <= 6

@@ -133,7 +133,7 @@ def _logging() -> Callable[[], Any]:
             record.exc_info = (record.exc_info[0], record.exc_info[1].with_traceback(None), None)
         kept.append(Log(logger, record))
 
-    logging.Logger.callHandlers = call  # type: ignore[method-assign]
+    logging.Logger.callHandlers = call  # type: ignore[method-assign, assignment]
 
     def end() -> None:
         if logging.Logger.callHandlers is call:

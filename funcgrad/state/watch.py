@@ -123,7 +123,8 @@ class Watch(Assumed):
         for place, stand_in in numbers:
             number = self.number(place.read())
             self.numbers[place.identity] = place, number
-            self.stand_ins.setdefault(place.identity, []).append(stand_in)
+            for at in {place.identity, place.location}:  # what is written is found by where it is
+                self.stand_ins.setdefault(at, []).append(stand_in)
             self.stood_in[id(stand_in)] = stand_in, number
             place.write(stand_in)
 
