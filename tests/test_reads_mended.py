@@ -336,3 +336,35 @@ def test_a_number_that_is_another_in_each_call_at_a_level(f, transform):
     compiled = transform(fg.jit(f, backend="aten"))
     for x in xs:
         torch.testing.assert_close(compiled(x), transform(f)(x))
+
+
+# ── errors of values, which the function catches ─────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("backend", ["aten", "c"])
+def test_a_matrix_that_is_singular_is_caught(backend):
+    class Careful:
+        def __init__(self):
+            self.n, self.log = 0, []
+
+        def __call__(self, matrix):
+            self.n += 1
+            noise = torch.rand(3)
+            for jitter in (0.0, 1e-3, 10.0):
+                try:
+                    return torch.linalg.cholesky(matrix + jitter * torch.eye(3)) + noise
+                except torch.linalg.LinAlgError:
+                    self.log.append(jitter)
+            return torch.linalg.inv(matrix)
+
+    found = []
+    for make in (lambda f: f, lambda f: fg.jit(f, backend=backend)):
+        torch.manual_seed(0)
+        careful = Careful()
+        call = make(careful)
+        for scale in (1.0, -0.0005, 1.0, -1.0, 2.0):
+            found.append(call(torch.eye(3) * scale))
+        with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+            call(torch.tensor([[-99.0, 0, 0], [0, 0, 0], [0, 0, 0]]))
+        found.append((careful.n, careful.log, torch.rand(1)))
+    torch.testing.assert_close(found[:6], found[6:])

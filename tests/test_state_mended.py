@@ -1092,3 +1092,89 @@ def test_a_number_beside_tensors_that_is_stored_again_is_a_symbol():
         torch.testing.assert_close(compiled(torch.ones(2)), eager.step(torch.ones(2)))
         assert ours.last == eager.last == [group["rate"] for group in ours.groups]
     assert compiled.cache_info().misses <= 6
+
+
+# ── containers and objects whose class writes, too, where something is put into them ─────────────────────────────
+
+
+class NotedDict(dict):
+    def __init__(self):
+        super().__init__()
+        self.log = []
+
+    def __setitem__(self, key, value):
+        self.log.append(key)
+        super().__setitem__(key, value)
+
+    def __delitem__(self, key):
+        self.log.append("del")
+        super().__delitem__(key)
+
+
+class CountedList(list):
+    appended = extended = 0
+
+    def append(self, value):
+        self.appended += 1
+        super().append(value)
+
+    def extend(self, values):
+        self.extended += 1
+        super().extend(values)
+
+
+class CountedSet(set):
+    added = updated = 0
+
+    def add(self, value):
+        self.added += 1
+        super().add(value)
+
+    def update(self, values):
+        self.updated += 1
+        super().update(values)
+
+
+class NotedSlots:
+    __slots__ = ("k", "log")
+
+    def __init__(self):
+        object.__setattr__(self, "log", [])
+        self.k = 1
+
+    def __setattr__(self, name, value):
+        self.log.append(name)
+        object.__setattr__(self, name, value)
+
+
+def puts_into_a_dict(held, x):
+    held["k"], held["other"] = x.shape[0], x * 2
+    del held["other"]
+
+
+def appends(held, x):
+    held.append(x.shape[0])
+
+
+def adds(held, x):
+    held.add(x.shape[0])
+
+
+def sets(held, x):
+    held.k = held.k + 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "write"),
+    [(NotedDict, puts_into_a_dict), (CountedList, appends), (CountedSet, adds), (NotedSlots, sets)],
+)
+def test_what_a_class_writes_of_its_own_is_written_once(kind, write):
+    found = []
+    for make in (lambda f: f, lambda f: fg.jit(f, backend="aten")):
+        held = kind()
+        call = make(lambda x, held=held: (write(held, x), x * 2)[1])
+        for n in (2, 2, 3, 2):
+            call(torch.ones(n))
+        content = (held.k, held.log) if kind is NotedSlots else (list(held), vars(held))
+        found.append((content, held.items() if kind is NotedDict else ()))
+    assert found[0] == found[1]

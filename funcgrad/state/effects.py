@@ -38,6 +38,7 @@ from ..subclasses import is_traced
 from ..torch_private.tensors import is_transform_wrapper, unwrap_transform
 from ..trees import LEAF, flatten
 from .buffers import added, held_by, is_buffer, put_into
+from .builtin_methods import call, call_text, overridden
 from .caches import keeps_traced
 from .code import Mentions
 from .guards import MISSING, PLAIN, TORCH_PLAIN, Constant, Met, Place, keys_of, same
@@ -119,7 +120,7 @@ class Grow:
     def lines(self, names: Names, constants: dict[str, Any], constant: Constant) -> Iterator[str]:
         is_stream = isinstance(self.container, io.IOBase)
         method = "update" if isinstance(self.container, set) else "write" if is_stream else "extend"
-        yield f"{constant(self.container)}.{method}({self.new.text(names, constants, constant)})"
+        yield call_text(self.container, method, self.new.text(names, constants, constant), constant)
 
     def __str__(self) -> str:
         return f"{self.name} += {self.new}"
@@ -135,15 +136,18 @@ class Refill:
 
     def lines(self, names: Names, constants: dict[str, Any], constant: Constant) -> Iterator[str]:
         items, own = self.new.text(names, constants, constant), constant(self.container)
-        if isinstance(self.container, (list, np.ndarray)):
+        if isinstance(self.container, list) and overridden(self.container, "__setitem__"):
+            yield call_text(self.container, "__setitem__", f"{constant(slice(None))}, {items}", constant)
+        elif isinstance(self.container, (list, np.ndarray)):
             yield f"{own}[{':' if isinstance(self.container, list) else '...'}] = {items}"
         elif is_buffer(self.container):
             yield f"{constant(put_into)}({own}, {items})"
         elif isinstance(self.container, dict):
             yield f"{constant(_reorder)}({own}, {items})"
         else:
-            yield f"{own}.clear()"
-            yield f"{own}.{'update' if isinstance(self.container, set) else 'extend'}({items})"
+            yield call_text(self.container, "clear", "", constant)
+            method = "update" if isinstance(self.container, set) else "extend"
+            yield call_text(self.container, method, items, constant)
 
     def __str__(self) -> str:
         return f"{self.name}[:] = {self.new}"
@@ -463,25 +467,26 @@ def _in_order(container: dict[Any, Any], before: Mapping[Any, Any]) -> None:
     keys = keys_of(container)
     if len(keys) == len(before) and any(a is not b for a, b in zip(keys, before, strict=True)):  # keys may be tensors
         for key in before:
-            container[key] = container.pop(key)
+            call(container, "__setitem__", key, call(container, "pop", key))
 
 
 def _reorder(container: dict[Any, Any], items: Mapping[Any, Any]) -> None:
     """Let a dict hold these items alone, in this order; it is never without what other threads may read of it."""
     for key in [key for key in container if key not in items]:
-        del container[key]
+        call(container, "__delitem__", key)
     for key, value in items.items():
-        container.pop(key, None)
-        container[key] = value
+        call(container, "pop", key, None)
+        call(container, "__setitem__", key, value)
 
 
 def refill(container: Any, items: Any) -> None:
     """Let a container hold these items alone."""
     if isinstance(container, list):
-        container[:] = items
+        call(container, "__setitem__", slice(None), items)
         return
-    container.clear()
-    if isinstance(container, collections.deque):
-        container.extend(items)
+    call(container, "clear")
+    if isinstance(container, dict):
+        for key, value in items.items():
+            call(container, "__setitem__", key, value)
     else:
-        container.update(items)
+        call(container, "extend" if isinstance(container, collections.deque) else "update", items)
