@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+import torch.nn.functional as F
 from closeness import assert_rounded
 from test_reads import BACKENDS
 from test_state import X
@@ -368,3 +369,23 @@ def test_a_matrix_that_is_singular_is_caught(backend):
             call(torch.tensor([[-99.0, 0, 0], [0, 0, 0], [0, 0, 0]]))
         found.append((careful.n, careful.log, torch.rand(1)))
     torch.testing.assert_close(found[:6], found[6:])
+
+
+def test_a_view_that_will_not_do_is_caught():
+    def flat(x):
+        try:
+            return x.view(-1)
+        except RuntimeError:
+            return x.reshape(-1) * 2
+
+    compiled = fg.jit(flat, backend="aten")
+    for x in (torch.arange(6.0).view(2, 3), torch.arange(6.0).view(2, 3).t()):
+        torch.testing.assert_close(compiled(x), flat(x))
+
+
+def test_a_class_below_zero_is_refused_as_eager_pytorch_refuses_it():
+    compiled = fg.jit(lambda x: F.one_hot(x), backend="aten")
+    for values in ([0, 1, 2], [2, 2, 2], [0, 1, 5]):
+        assert torch.equal(compiled(torch.tensor(values)), F.one_hot(torch.tensor(values)))
+    with pytest.raises(RuntimeError, match="index -1 is out of bounds"):
+        compiled(torch.tensor([0, -1, 1]))

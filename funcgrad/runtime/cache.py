@@ -18,7 +18,7 @@ from typing import Any
 
 from attrs import frozen
 from torch import nn
-from torch.linalg import LinAlgError
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from ..graph_primitives import Path, PathMiss, Read, in_any_call, is_same_value
 from .call import MISS, Call

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from torch import Tensor
-from torch.linalg import LinAlgError
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from ..autograd_state import version_of
 from ..generators import Drawn, set_state_of, state_of

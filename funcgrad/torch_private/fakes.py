@@ -62,6 +62,9 @@ _SCATTERS = {
 }
 
 
+VIEW_WILL_NOT_DO = "view size is not compatible with input tensor's size and stride"
+
+
 def on_fakes(op: Any, args: Any, kwargs: Any) -> Any:
     """The result of an operator on fake tensors, laid out as eager PyTorch lays it out; 2.11 alone does otherwise
     here."""
@@ -79,7 +82,12 @@ def on_fakes(op: Any, args: Any, kwargs: Any) -> Any:
         mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
         with disable_fake_tensor_cache(mode):
             return op(*args, **kwargs)
-    return op(*args, **kwargs)
+    try:
+        return op(*args, **kwargs)
+    except ValueError as error:
+        if "Cannot view a tensor with" not in str(error):
+            raise
+        raise RuntimeError(f"{VIEW_WILL_NOT_DO}. {error}") from None  # as eager PyTorch does: the function may catch it
 
 
 @functools.cache

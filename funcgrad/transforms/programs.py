@@ -16,7 +16,7 @@ from typing import Any
 
 from attrs import evolve
 from torch import Tensor
-from torch.linalg import LinAlgError
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from torch.nn.parameter import is_lazy
 
 from .. import refusals
