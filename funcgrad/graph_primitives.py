@@ -84,15 +84,24 @@ class PathMiss(Exception):  # noqa: N818 another path of the program is asked fo
     """What Python read of a value while a program was made is another now: ``read`` is the number of the read."""
 
     def __init__(self, read: int, value: Any) -> None:
-        super().__init__(f"read {read} is {value!r} now")
-        self.read, self.value = read, value
+        self.read, self.value = read, _fixed(value)
+        super().__init__(f"read {read} is {self.value!r} now")
+
+
+def _fixed(value: Any) -> Any:
+    """A value, where the graph runs in another trace: a symbol of that is the number it is now, from here on."""
+    if type(value) is tuple:
+        return tuple(map(_fixed, value))
+    return (
+        float(value) if isinstance(value, torch.SymFloat) else int(value) if isinstance(value, torch.SymInt) else value
+    )
 
 
 def expect(value: Any, read: int, expected: Any) -> None:
     """A check that the program is for this call: raises ``PathMiss`` where a value that Python read is not what it
     was."""
     now = value if not isinstance(value, Tensor) else value.tolist() if isinstance(expected, list) else value.item()
-    if not is_same_value(now, expected):
+    if not is_same_value(now := _fixed(now), expected):
         raise PathMiss(read, now)
 
 

@@ -106,9 +106,15 @@ class Joint(Shown):
         return self.graph.signature
 
     @property
-    def drawn_before_checks(self) -> list[Drawn]:
-        """What random numbers are drawn from before the last check of what Python read."""
-        checks = [i for i, node in enumerate(self.graph.fx.nodes) if is_path_check(node)]
+    def raises(self) -> bool:
+        """Whether it may raise that a matrix is singular."""
+        return any(map(_checks_matrix, self.graph.fx.nodes))
+
+    @property
+    def drawn_tentatively(self) -> list[Drawn]:
+        """What random numbers are drawn from before the last check of what Python read, or of a matrix."""
+        nodes = self.graph.fx.nodes
+        checks = [i for i, node in enumerate(nodes) if is_path_check(node) or _checks_matrix(node)]
         drawing = filter(is_random, itertools.islice(self.graph.fx.nodes, max(checks, default=0)))
         has_key = checks and any(isinstance(slot, Seed) for slot in self.signature.ins)
         found: dict[object, Drawn] = {_CPU: _CPU} if has_key else {}
@@ -149,3 +155,7 @@ class Joint(Shown):
         """The parts of its ``doc`` without the drawing."""
         tagged = tuple((n.name, str(tags_of(n))) for n in self.graph.fx.nodes if tags_of(n).flags)
         return (*self.graph.listed(), *((Doc("tags", (Table(("node", "tags"), tagged, "tags"),)),) if tagged else ()))
+
+
+def _checks_matrix(node: torch.fx.Node) -> bool:
+    return node.target is torch.ops.aten._linalg_check_errors.default

@@ -157,7 +157,17 @@ def _extended(kind: Any) -> _Extended | None:
 
 def _container(kind: type) -> Registered | _Extended | None:
     """How a type is taken apart that is registered, or a dict, list or tuple with more to it."""
-    return registered_container(kind) or _extended(kind)
+    return _SIZE if kind is torch.Size else registered_container(kind) or _extended(kind)
+
+
+def _size_of(children: Sequence[Any], _: Any) -> tuple[Any, ...]:
+    """A size of numbers; what stands for each of them, in a tree of something else, is in a tuple."""
+    are_numbers = all(isinstance(child, (int, torch.SymInt)) for child in children)
+    return torch.Size(children) if are_numbers else tuple(children)
+
+
+_SIZE = Registered(lambda value: (tuple(value), None), _size_of, None)
+"""Torch's own registration puts a size together as a tuple."""
 
 
 _OF_ATTRIBUTES = (collections.UserDict, collections.UserList, collections.ChainMap)

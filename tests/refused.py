@@ -1623,15 +1623,12 @@ class Writing(torch.autograd.Function):
         return g * 2, None
 
 
-class Storing(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        STATE.made = 3
-        return g * 2
+def hook_that_stores(x: Tensor) -> Tensor:
+    """What it stores is computed in the function, where a value says so that comes in later."""
+    y = x * 2
+    z = y.detach()
+    y.register_hook(lambda g: setattr(STATE, "made", z) if g.sum() > 0 else None)
+    return y * 2
 
 
 row(
@@ -1730,11 +1727,11 @@ row(
 row(
     "Python state in a backward pass",
     memory.WRITES_STATE_IN_BACKWARD,
-    Storing.apply,
+    hook_that_stores,
     leaf,
     calls=once,
-    where="STATE.made = 3",
-    fixed=lambda x: (Storing.apply, x * 4)[1],
+    where="a hook that reads values, hook_that_stores.<locals>.<lambda>",
+    fixed=lambda x: (setattr(STATE, "made", 2 * x.detach()), x * 4)[1],
 )
 
 

@@ -209,3 +209,24 @@ def test_a_gradient_of_what_calls_backward_for_another_tensor(mode):
         found = fg.grad_compiled(lambda x: loss(x, h), backend="aten")(x)
     (expected,) = torch.autograd.grad(loss(x.requires_grad_(), same), x)
     assert torch.equal(found, expected) and torch.equal(h.grad, same.grad)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x.view(-1)[2:] * 2,
+        lambda x: x.t(),
+        lambda x: [part * 2 for part in x.chunk(2, 1)],
+        lambda x: x[:, None].expand(2, 4, 4).sum(1),
+        lambda x: torch.inference_mode(False)(lambda: x.t() * 2)(),
+        lambda x: (x * 2).view(-1)[1:] + 1,
+    ],
+    ids=["look", "result", "parts", "expand", "normal inside", "of what it made"],
+)
+def test_views_in_inference_mode_inside(f, requires_grad):
+    inside = torch.inference_mode()(f)
+    compiled = fg.jit(inside, backend="aten")
+    for n in range(2):
+        x = torch.arange(8.0).view(2, 4).requires_grad_(requires_grad) + n
+        torch.testing.assert_close(compiled(x), inside(x))

@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+import torch.nn.functional as F
 from closeness import assert_rounded
 from test_reads import BACKENDS
 from test_state import X
@@ -276,3 +277,115 @@ def test_a_value_that_an_lstm_computes_is_read():
             out = call(leaf)
             found.append((out.detach(), *torch.autograd.grad(out, [leaf, *model.parameters()])))
         assert_rounded(*found)
+
+
+# ── numbers that Python reads in a backward pass ─────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.filterwarnings("ignore::funcgrad.RecompileWarning")
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda g: g * g.norm().item(),
+        lambda g: g / n if (n := g.norm().item()) > 1 else g,
+        lambda g: g * min(1.0, 1 / g.norm().item()),
+        lambda g: g * int(g.abs().sum().item()),
+        lambda g: g * round(g.norm().item(), 1),
+        lambda g: g * float(f"{g.norm().item():.2f}"),
+    ],
+    ids=["times", "where it is large", "at most", "whole part", "rounded", "text"],
+)
+@pytest.mark.parametrize("how", ["hook", "function"])
+def test_a_number_that_is_another_in_each_backward_pass(made, how):
+    class Of(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            return made(g)
+
+    def f(x):
+        y = x * 2 if how == "hook" else Of.apply(x)
+        if how == "hook":
+            y.register_hook(made)
+        return y.sin().sum()
+
+    def gradients(f):
+        x = torch.ones(3, requires_grad=True)
+        return [torch.autograd.grad(f(x) * (n + 0.7), x)[0] for n in range(4)]
+
+    torch.testing.assert_close(gradients(fg.jit(f, backend="aten")), gradients(f))
+
+
+@pytest.mark.filterwarnings("ignore::funcgrad.RecompileWarning")
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: (x * x.detach().norm().item()).sum(),
+        lambda x: (x * int(x.detach().abs().sum().item() * 3)).sum(),
+        lambda x: x[: (x.detach() > 0).sum().item()].square().sum(),
+        lambda x: x[x > 0].sin().sum() if (x > 0).any() else x.sum(),
+    ],
+    ids=["number", "whole part", "size", "mask"],
+)
+@pytest.mark.parametrize("transform", [torch.func.grad, lambda f: lambda x: torch.func.vjp(f, x)[1](torch.ones(()))])
+def test_a_number_that_is_another_in_each_call_at_a_level(f, transform):
+    torch.manual_seed(0)
+    xs = torch.randn(5, 4)
+    compiled = transform(fg.jit(f, backend="aten"))
+    for x in xs:
+        torch.testing.assert_close(compiled(x), transform(f)(x))
+
+
+# ── errors of values, which the function catches ─────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("backend", ["aten", "c"])
+def test_a_matrix_that_is_singular_is_caught(backend):
+    class Careful:
+        def __init__(self):
+            self.n, self.log = 0, []
+
+        def __call__(self, matrix):
+            self.n += 1
+            noise = torch.rand(3)
+            for jitter in (0.0, 1e-3, 10.0):
+                try:
+                    return torch.linalg.cholesky(matrix + jitter * torch.eye(3)) + noise
+                except torch.linalg.LinAlgError:
+                    self.log.append(jitter)
+            return torch.linalg.inv(matrix)
+
+    found = []
+    for make in (lambda f: f, lambda f: fg.jit(f, backend=backend)):
+        torch.manual_seed(0)
+        careful = Careful()
+        call = make(careful)
+        for scale in (1.0, -0.0005, 1.0, -1.0, 2.0):
+            found.append(call(torch.eye(3) * scale))
+        with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+            call(torch.tensor([[-99.0, 0, 0], [0, 0, 0], [0, 0, 0]]))
+        found.append((careful.n, careful.log, torch.rand(1)))
+    torch.testing.assert_close(found[:6], found[6:])
+
+
+def test_a_view_that_will_not_do_is_caught():
+    def flat(x):
+        try:
+            return x.view(-1)
+        except RuntimeError:
+            return x.reshape(-1) * 2
+
+    compiled = fg.jit(flat, backend="aten")
+    for x in (torch.arange(6.0).view(2, 3), torch.arange(6.0).view(2, 3).t()):
+        torch.testing.assert_close(compiled(x), flat(x))
+
+
+def test_a_class_below_zero_is_refused_as_eager_pytorch_refuses_it():
+    compiled = fg.jit(lambda x: F.one_hot(x), backend="aten")
+    for values in ([0, 1, 2], [2, 2, 2], [0, 1, 5]):
+        assert torch.equal(compiled(torch.tensor(values)), F.one_hot(torch.tensor(values)))
+    with pytest.raises(RuntimeError, match="index -1 is out of bounds"):
+        compiled(torch.tensor([0, -1, 1]))

@@ -136,3 +136,12 @@ def test_a_symbolic_size_does_not_hide():
     compiled = fg.jit(lambda x: (x * 2, functools.partial(int, x.shape[0])), dynamic=True)
     for n in (3, 5, 7):
         assert compiled(torch.ones(n))[1]() == n
+
+
+def test_a_size_is_a_size():
+    compiled = fg.jit(lambda x: (x.shape, {"rest": x.size()[1:], "strides": x.stride()}), backend="aten")
+    for n in (2, 3, 4):
+        x = torch.ones(n, 5)
+        whole, parts = compiled(x)
+        assert type(whole) is type(parts["rest"]) is torch.Size and type(parts["strides"]) is tuple
+        assert (whole, parts["rest"], parts["strides"]) == (x.shape, x.shape[1:], x.stride())

@@ -12,11 +12,13 @@ import csv
 import functools
 import importlib
 import io
+import logging
 import math
 import operator
 import os
 import sys
 import threading
+import time
 import types
 import unittest.mock
 import weakref
@@ -1020,3 +1022,159 @@ def test_what_is_made_at_places_that_read_alike_is_each_its_own():
         torch.testing.assert_close(compiled(x), g(x))
         for a, b in zip(left(), left_by_eager(), strict=True):
             torch.testing.assert_close(a, b)
+
+
+# ── what a function logs ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Lines(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record):
+        self.lines.append((record.levelname, record.getMessage(), time.time() - record.created < 5))
+
+
+def logged(make):
+    """What four calls log, the last with another size."""
+    log, handler = logging.getLogger("funcgrad.test.lines"), Lines()
+    log.handlers, log.propagate = [handler], False
+    log.setLevel(logging.INFO)
+    count = {"n": 0}
+
+    @functools.lru_cache
+    def once(text):
+        log.warning(text)
+        print(text)
+
+    def f(x):
+        once("of a cached function")
+        count["n"] += 1
+        log.info("step %d of %s", count["n"], tuple(x.shape))
+        log.debug("not this")
+        log.log(25, f"sum {x.sum().item():.2f}")
+        return x * 2
+
+    compiled = make(f)
+    for n in (2, 2, 2, 3):
+        compiled(torch.ones(n))
+    log.handlers = []
+    return handler.lines
+
+
+def test_what_is_logged_is_logged_on_each_call(capsys):
+    expected, printed = logged(lambda f: f), capsys.readouterr().out
+    assert logged(lambda f: fg.jit(f, backend="aten")) == expected
+    assert capsys.readouterr().out == printed == "of a cached function\n"
+
+
+def test_a_number_beside_tensors_that_is_stored_again_is_a_symbol():
+    """As a scheduler stores the rates of an optimiser, also where they stay what they are."""
+
+    class Rates:
+        def __init__(self):
+            self.groups, self.n, self.last = [{"rate": 0.5 + i, "weights": [torch.ones(2)]} for i in range(2)], 0, None
+
+        def step(self, x):
+            for group in self.groups:
+                x = x * group["rate"] * group["weights"][0]
+            self.n += 1
+            found = [group["rate"] * (1 if self.n % 3 else 0.5) for group in self.groups]
+            for group, rate in zip(self.groups, found, strict=True):
+                group["rate"] = rate if self.n % 3 == 0 else group["rate"]
+            self.last = [group["rate"] for group in self.groups]
+            return x
+
+    ours, eager = Rates(), Rates()
+    compiled = fg.jit(ours.step, backend="aten")
+    for _ in range(9):
+        torch.testing.assert_close(compiled(torch.ones(2)), eager.step(torch.ones(2)))
+        assert ours.last == eager.last == [group["rate"] for group in ours.groups]
+    assert compiled.cache_info().misses <= 6
+
+
+# ── containers and objects whose class writes, too, where something is put into them ─────────────────────────────
+
+
+class NotedDict(dict):
+    def __init__(self):
+        super().__init__()
+        self.log = []
+
+    def __setitem__(self, key, value):
+        self.log.append(key)
+        super().__setitem__(key, value)
+
+    def __delitem__(self, key):
+        self.log.append("del")
+        super().__delitem__(key)
+
+
+class CountedList(list):
+    appended = extended = 0
+
+    def append(self, value):
+        self.appended += 1
+        super().append(value)
+
+    def extend(self, values):
+        self.extended += 1
+        super().extend(values)
+
+
+class CountedSet(set):
+    added = updated = 0
+
+    def add(self, value):
+        self.added += 1
+        super().add(value)
+
+    def update(self, values):
+        self.updated += 1
+        super().update(values)
+
+
+class NotedSlots:
+    __slots__ = ("k", "log")
+
+    def __init__(self):
+        object.__setattr__(self, "log", [])
+        self.k = 1
+
+    def __setattr__(self, name, value):
+        self.log.append(name)
+        object.__setattr__(self, name, value)
+
+
+def puts_into_a_dict(held, x):
+    held["k"], held["other"] = x.shape[0], x * 2
+    del held["other"]
+
+
+def appends(held, x):
+    held.append(x.shape[0])
+
+
+def adds(held, x):
+    held.add(x.shape[0])
+
+
+def sets(held, x):
+    held.k = held.k + 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "write"),
+    [(NotedDict, puts_into_a_dict), (CountedList, appends), (CountedSet, adds), (NotedSlots, sets)],
+)
+def test_what_a_class_writes_of_its_own_is_written_once(kind, write):
+    found = []
+    for make in (lambda f: f, lambda f: fg.jit(f, backend="aten")):
+        held = kind()
+        call = make(lambda x, held=held: (write(held, x), x * 2)[1])
+        for n in (2, 2, 3, 2):
+            call(torch.ones(n))
+        content = (held.k, held.log) if kind is NotedSlots else (list(held), vars(held))
+        found.append((content, held.items() if kind is NotedDict else ()))
+    assert found[0] == found[1]

@@ -452,3 +452,117 @@ def test_hooks_that_the_function_does_not_run_are_no_guard():
         handle.remove()
     assert compiled.cache_info().misses == 1
     assert w.grad.tolist() == [6.0, 6.0, 6.0]
+
+
+# ── what the caller's Python writes in a backward pass that is no hook on a tensor ───────────────────────────────
+
+
+def appends_a_number(module, inward, outward):
+    LOG.append(outward[0].norm().item())
+
+
+def appends_a_shape(module, inward, outward):
+    LOG.append(tuple(outward[0].shape))
+
+
+def appends_a_gradient(module, inward, outward):
+    LOG.append(outward[0])
+
+
+def where_it_exceeds(module, inward, outward):
+    if outward[0].norm() > 3:
+        LOG.append(True)
+
+
+def prints(module, inward, outward):
+    print(tuple(outward[0].shape), f"{outward[0].sum().item():.3f}")
+
+
+def keeps_on_the_module(module, inward, outward):
+    module.seen = getattr(module, "seen", 0) + 1
+    module.scale = 0.5 * module.scale + outward[0].norm().item()
+
+
+class Scaling(nn.Linear):
+    scale = 1.0
+
+    def forward(self, x):
+        return super().forward(x) * self.scale
+
+
+class Asking(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, hook):
+        print("forward")
+        ctx.hook = hook
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        ctx.hook(None, (g,), (g,))
+        return g, None
+
+
+def passes_with(hook, how, make):
+    """What some passes with a hook of a module, or a custom Function that does the same, leave behind."""
+    torch.manual_seed(0)
+    LOG.clear()
+    scaling = Scaling(3, 2)
+    if how == "module":
+        scaling.register_full_backward_hook(hook)
+        call = make(lambda x: scaling(x).tanh())
+    else:
+        call = make(lambda x: Asking.apply(scaling(x).tanh(), lambda _, i, o: hook(scaling, i, o)))
+    for n in range(4):
+        call(torch.randn(2, 3)).sum().mul(n + 1).backward()
+    return list(LOG), getattr(scaling, "seen", 0), scaling.scale, scaling.weight.grad
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of PyTorch, and of paths that differ
+@pytest.mark.parametrize("how", ["module", "function"])
+@pytest.mark.parametrize(
+    "hook",
+    [appends_a_number, appends_a_shape, appends_a_gradient, where_it_exceeds, prints, keeps_on_the_module],
+)
+def test_what_python_writes_in_a_backward_pass(hook, how, capsys):
+    expected, wanted = passes_with(hook, how, lambda f: f), capsys.readouterr().out
+    found, printed = passes_with(hook, how, lambda f: fg.jit(f, backend="aten")), capsys.readouterr().out
+    torch.testing.assert_close(found, expected)
+    assert printed == wanted
+
+
+def test_it_writes_again_where_a_graph_is_kept():
+    model = nn.Linear(3, 2)
+    model.register_full_backward_hook(appends_a_number)
+    loss = fg.jit(model, backend="aten")(torch.ones(1, 3, requires_grad=True)).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    assert len(LOG) == 2 and LOG[0] == LOG[1]
+
+
+def test_what_it_writes_to_has_changed_since_the_forward_pass():
+    model = Scaling(3, 2)
+    model.register_full_backward_hook(keeps_on_the_module)
+    call = fg.jit(model, backend="aten")
+    first, second = (call(torch.ones(1, 3, requires_grad=True)).sum() for _ in range(2))
+    first.backward()
+    with pytest.raises(fg.TraceError, match="scale was changed between a forward pass and a backward pass"):
+        second.backward()
+
+
+def test_what_both_passes_write_to_is_refused():
+    class Counting(Scaling):
+        n = 0
+
+        def forward(self, x):
+            self.n += 1
+            return super().forward(x)
+
+    model = Counting(3, 2)
+
+    @model.register_full_backward_hook
+    def count(module, inward, outward):
+        module.n += 1
+
+    with pytest.raises(fg.MutationError, match="writes to Python state in its backward pass: n \\+= 1"):
+        fg.jit(model, backend="aten")(torch.ones(1, 3, requires_grad=True)).sum().backward()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .. import refusals
 from ..errors import FuncgradError
 from ..state.lines import user_line
-from ..torch_private.fakes import DataDependentOutputException, DynamicOutputShapeException
+from ..torch_private.fakes import VIEW_WILL_NOT_DO, DataDependentOutputException, DynamicOutputShapeException
 from ..torch_private.operators import DYNAMO as _DYNAMO
 from ..torch_private.symbols import GuardOnDataDependentSymNode
 from .source_location import user_line_of
@@ -61,7 +61,7 @@ def named_error(error: Exception) -> FuncgradError | None:
         )
     if isinstance(error, RuntimeError) and any(sign in text for sign in _NO_MEMORY):
         return refusals.VALUES_ON_THE_WAY(where=where)
-    if isinstance(error, ValueError) and "Cannot view a tensor with" in text:  # eager PyTorch raises a RuntimeError
+    if isinstance(error, RuntimeError) and VIEW_WILL_NOT_DO in text:
         return refusals.VIEW_WILL_NOT_DO(text, where=where)
     if isinstance(error, RuntimeError) and "as_strided() is non-compositional" in text:
         return refusals.VIEW_OF_AS_STRIDED(where=where)

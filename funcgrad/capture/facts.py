@@ -148,6 +148,9 @@ class Facts(Shown):
     """What the function made, returns, and has set the ``.grad`` of."""
     generators: tuple[torch.Generator, ...] = ()
     """Those it names that are no default ones."""
+    backward_writes: bool = False
+    """Whether its backward pass writes to Python state, or prints: then that is compiled when it runs, as a call of its
+    own."""
     reads: tuple[Read, ...] | None = None
     """The values of tensors that Python reads; None where it may read none."""
     hooks: tuple[object, ...] | None = None

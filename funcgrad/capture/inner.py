@@ -24,8 +24,7 @@ from ..checkpoint_policies import Policy
 from ..errors import FuncgradError
 from ..options import BackwardAutocast, Randomness
 from ..slots import Arg, Captured, Final, NewGradient, NewMemory, Signature, Slot, State, Stored
-from ..state.effects import Effect, Written
-from ..state.state import same_effects
+from ..state.effects import Effect, Written, same_effects
 from ..state.watch import Watch
 from ..subclasses import inner_tensors
 from ..trees import Tree, flatten

@@ -12,17 +12,17 @@ from attrs import evolve, frozen
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from .. import refusals
 from ..autograd_state import gradient_of, has_history, has_hooks, is_leaf, python_node_below
 from ..graph_primitives import Path
 from ..graphs import type_text
 from ..options import Randomness
 from ..slots import Arg, Base, Captured, NewGradient, NewMemory, Slot, Stored
-from ..state.effects import Refill, Store, Written
+from ..state.effects import Refill, Store, Written, same_effects
 from ..state.guards import Guard, Place
 from ..state.hooks import listening
 from ..state.impure import refuse_draw
-from ..state.state import State, same_effects, state_of
+from ..state.output import put_out_again
+from ..state.state import State, state_of
 from ..state.watch import Watch
 from ..subclasses import inner_tensors
 from ..torch_private.functional import from_functional
@@ -95,14 +95,18 @@ def observe(function: Callable[..., Any], root: Callable[..., Any], around: Surr
     known: list[Tensor] = []
     themselves: list[Tensor] = []
     saved: dict[int, Tensor] = {}
-    hooks = None
+    hooks, once = None, None
     while True:
         dry = _DryRun(around, known, themselves)
         dry.trace.saved_outside = saved
         dry.trace.hooks.begin(hooks)
         after: Callable[[], None] | None = None
         try:
-            return dry.trace.run(dry.run, (function, root), {}), dry.watch
+            facts = dry.trace.run(dry.run, (function, root), {})
+            if once is not None or not dry.trace.printed or dry.watch.filled is None:
+                put_out_again(once or (), dry.trace.printed)
+                return facts, dry.watch
+            once = dry.trace.printed  # what a cached function prints, it prints once
         except RestartTrace as met:
             known += met.tensors
             themselves += met.tensors if met.itself else ()
@@ -134,6 +138,7 @@ class _DryRun:
         self._handles: list[RemovableHandle] = []
         self._left: Written | None = None
         """What the function has written to Python state in its forward pass."""
+        self._backward_writes = False
         trace = Trace(record=False, backward_autocast=None, rng=around.rng, stand_in_for=self._meet, path=around.path)
         self.trace = with_modes(trace)
         trace.at_level, trace.varying = around.at_level, around.varying
@@ -191,7 +196,7 @@ class _DryRun:
             require_unhooked(trace.hooked, leaves)
             lasting = (self._mirrored[id(t)].seen for _, t in self._reals if t.is_leaf and t.requires_grad)
             self.watch.hooked = {trace.hooked[id(v)] or "" for v in lasting if id(v) in trace.hooked}
-            self._left = trace.written() if self._replays else None
+            self._left = trace.written() if self._replays or trace.happened is not None else None
             for new in self._left.stores.values() if self._left is not None else ():
                 trace.named(new)  # it may be met here for the first time
             self.watch.first = None if self._left is None else self._left.effects
@@ -210,6 +215,7 @@ class _DryRun:
         if trace.symbols.floats.names and self.watch.said.types:
             raise NotSymbolicError("the function asks for types, and that of a symbol is another than that of a number")
         facts = evolve(facts, state=self._state(written, arguments), hooks=self.trace.hooks.kept)
+        facts = evolve(facts, backward_writes=self._backward_writes)
         also, others = self._other_places(facts)
         held = {slot for _, slot in also} | {self._slot_of(c.tensor) for c in facts.captured}
         for slot, real in inputs.tensors if self._hands_over and self.watch.said.compares_objects else ():
@@ -267,7 +273,7 @@ class _DryRun:
         self._left.require_replayable()
         if not same_effects(self._left.effects, written.effects):
             self.trace.hooks.require_opaque()
-            raise refusals.WRITES_STATE_IN_BACKWARD(written.effects[-1], where=str(written.effects[-1]))
+            self._backward_writes = True
         return state_of(self.watch, self._left, arguments)
 
     def _named(self, root: Callable[..., Any]) -> tuple[tuple[CapturedTensor, ...], list[tuple[Source, Tensor]]]:

@@ -110,8 +110,11 @@ def _of_whole_targets(loss: Callable[..., Any]) -> Callable[..., Any]:
 def _one_hot(input: Tensor, num_classes: int = -1) -> Any:
     """As eager PyTorch makes it, by an index that may be wrong; on fake tensors it compares with each class, as
     always in ``vmap``."""
-    if input.dtype != torch.int64 or num_classes < 0 or unwrap_transform(input).ndim > input.ndim:
+    of_largest = num_classes == -1 and input.numel() > 0
+    if input.dtype != torch.int64 or unwrap_transform(input).ndim > input.ndim or (num_classes < 0 and not of_largest):
         return torch.nn.functional.one_hot(input, num_classes)
+    if of_largest:
+        num_classes = input.max().item() + 1  # type: ignore[assignment]
     return input.new_zeros((*input.shape, num_classes)).scatter(-1, input.unsqueeze(-1), 1)
 
 

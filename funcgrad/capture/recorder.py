@@ -208,7 +208,11 @@ class Recorder:
             if number.text.strip("()") in symbols:
                 return symbols[number.text.strip("()")]
             node = self.graph.create_node("call_function", scalar, (number.text,), symbols, name="scalar")
-            node.meta = {"val": value, "pass": self.current_pass, "where": user_line()}
+            is_late = "backward" in (
+                self.current_pass,
+                *map(pass_of, node.all_input_nodes),
+            )  # it may be asked for later
+            node.meta = {"val": value, "pass": "backward" if is_late else "forward", "where": user_line()}
             self._scalars[number.text] = node
         return self._scalars[number.text]
 
@@ -239,10 +243,15 @@ class Recorder:
 
     @contextlib.contextmanager
     def right_after(self, symbol: str) -> Iterator[None]:
-        """What is recorded inside follows the node that computes a symbol."""
+        """What is recorded inside follows the node that computes a symbol, in the pass that this is of."""
         assert self.graph is not None
-        with self.graph.inserting_before(self._scalars[symbol].next):
-            yield
+        node, before = self._scalars[symbol], self.current_pass
+        self.current_pass = pass_of(node)
+        try:
+            with self.graph.inserting_before(node.next):
+                yield
+        finally:
+            self.current_pass = before
 
     def condition(self, text: str, symbols: Iterable[str]) -> fx.Node:
         """The node of a condition over symbols that are there."""

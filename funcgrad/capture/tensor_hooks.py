@@ -20,7 +20,6 @@ from torch.utils.hooks import RemovableHandle
 from .. import refusals
 from ..state.guards import PLAIN, same
 from ..state.lines import user_line
-from ..state.output import keeping
 from ..subclasses import is_traced
 from ..torch_private.modes import without_function_modes
 
@@ -113,11 +112,8 @@ class TensorHooks:
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
         """Around a backward pass; raises ``HooksWrite`` where a hook writes to what it closes over."""
-        before, printed = self._contents(), list[str]()
-        with keeping(printed if self.found else None):
-            yield
-        if printed:
-            self.require_opaque()
+        before = self._contents()
+        yield
         for (held, was), (_, now) in zip(before, self._contents(), strict=False):
             if was != now:
                 self.require_opaque()

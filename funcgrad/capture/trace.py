@@ -21,7 +21,7 @@ from ..slots import Cotangent, Input, Late, Slot
 from ..state.effects import Written
 from ..state.hooks import listening
 from ..state.lines import user_line
-from ..state.output import keeping, put_out
+from ..state.output import Printed, keeping, put_out_again
 from ..state.watch import Watch
 from ..subclasses import Wrapping, inner_tensors, is_traced, parts
 from ..tags import Tag, tag
@@ -116,8 +116,10 @@ class Trace(Recorder):
         self.inside_subclass = False
         self.watch: Watch | None = None
         """What is watched of Python state; the recorded run compares with what the dry run met."""
-        self.printed: list[str] = []
-        """What the function printed in its forward pass."""
+        self.printed: list[Printed] = []
+        """What the function printed and logged."""
+        self.happened: Written | None = None
+        """What a pullback's forward pass has written to Python state: that happened when the function was called."""
         self.ignores_requires_grad = False
         """Whether stand-ins require no grad where the real tensors do, since grad mode is off."""
         self.enables_grad_itself = False  # whether it is a gradient that is traced, which switches grad mode on itself
@@ -407,7 +409,7 @@ class Trace(Recorder):
                 # the values say whether it is for symbols alone
                 raise NotSymbolicError(f"{type(error).__name__}: {error}") from error
             if isinstance(named, FuncgradError) and self.graph is None and uninitialized_in(named) is None:
-                put_out("".join(self.printed))  # it may say why
+                put_out_again(self.printed)  # it may say why
             if named is None or named is error:
                 raise
             raise named from error
@@ -421,13 +423,21 @@ class Trace(Recorder):
         reals = {id(lifted.functional): lifted.real for lifted in self.captured.values()} | self.reals
         # what is looked at to compare it (keys of dicts may be tensors), the function has not read
         with listening(None), without_function_modes():
-            return Written(
+            found = Written(
                 self.watch,
                 self.watch.said,
                 lambda tensor: reals.get(id(tensor), tensor),
                 self.varying,
-                "".join(self.printed),
+                self.printed,
             )
+        if self.happened is not None:
+            found.leave_out(self.happened)
+        return found
+
+    def forward_has_happened(self) -> None:
+        """A pullback has run the function again: what it writes to Python state from here on, it writes itself."""
+        self.printed.clear()
+        self.happened = self.written()
 
     def text_of(self, tensor: Tensor) -> str:
         """What stands for the text of a tensor, which has no values; the line that asks for it is named."""
@@ -445,7 +455,7 @@ class Trace(Recorder):
         self.writes.forward_is_done()
         before, self.current_pass = self.current_pass, "backward"
         try:
-            with backward_under(self._backward_autocast), keeping(None):
+            with backward_under(self._backward_autocast):
                 yield
         finally:
             self.current_pass = before

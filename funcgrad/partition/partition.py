@@ -217,7 +217,7 @@ def split(graph: Graph, roles: Roles, kept: set[fx.Node]) -> Partition:
     """Copy the two halves out of the joint graph, given what is saved in between."""
     ins = list(zip(graph.signature.ins, graph.placeholders, strict=True))
     outs = list(zip(graph.signature.outs, graph.results, strict=True))
-    gradients = [(s, v) for s, v in outs if of_backward(s)]
+    gradients = [(s, v) for s, v in outs if s in roles.backward_outs]
     results = [v for _, v in gradients]
     backward_nodes = ancestors([*results, *roles.effects], kept)
     slot_of: dict[fx.Node, Slot] = {node: slot for slot, node in ins}
@@ -227,7 +227,7 @@ def split(graph: Graph, roles: Roles, kept: set[fx.Node]) -> Partition:
             own = slot_of.get(node)
             saved.append((own if isinstance(own, Input) else Saved(node.name), node))
     inputs = [(s, n) for s, n in ins if n not in roles.incoming]
-    forward_outs: list[tuple[Slot, object]] = [(s, v) for s, v in outs if not of_backward(s)]
+    forward_outs: list[tuple[Slot, object]] = [(s, v) for s, v in outs if s not in roles.backward_outs]
     forward_outs += [(s, n) for s, n in saved if isinstance(s, Saved)]
     pinned = [n for n in graph.fx.nodes if Tag.MUST_BE_IN_FORWARD in tags_of(n).flags]
     forward_needs = ancestors([v for _, v in forward_outs] + pinned)

@@ -357,7 +357,8 @@ ITERATES = Refusal(
 )
 CHANGED_BEFORE_BACKWARD = Refusal(
     TraceError,
-    "{0} was changed between a forward pass and a backward pass that is differentiated (create_graph=True): {1}",
+    "{0} was changed between a forward pass and a backward pass that runs the function again: one that is "
+    "differentiated (create_graph=True), or whose Python reads values or writes to state: {1}",
     "change it after the backward pass",
 )
 SECOND_DERIVATIVE_OF_GRADIENT = Refusal(

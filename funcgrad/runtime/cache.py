@@ -18,6 +18,7 @@ from typing import Any
 
 from attrs import frozen
 from torch import nn
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from ..graph_primitives import Path, PathMiss, Read, in_any_call, is_same_value
 from .call import MISS, Call
@@ -122,6 +123,10 @@ class ProgramCache:
                 if miss.read >= len(path):  # one that leaves the path before says less
                     path = (*(in_any_call(read.value) for read in program.joint.reads[: miss.read]), miss.value)
                 continue
+            except LinAlgError:
+                if met is None:
+                    return MISS  # it is asked again
+                raise
             if result is not MISS:
                 self.hits += 1
                 if i:

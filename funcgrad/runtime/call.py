@@ -158,13 +158,13 @@ def _tentative(
 ) -> list[str]:
     """The lines of the kernel and what is around it, so that nothing has happened where the program turns out to be
     for another call."""
-    if not joint.reads:
+    if not joint.reads and not joint.raises:
         return lines
     before = list(itertools.takewhile(lambda s: not isinstance(s, Run), statements))
     touched = [slot for s in before if isinstance(s, Bump) for slot in s.slots]
     touched += [s.effect.target for s in before if isinstance(s, Do)]
     outer = dict.fromkeys(of for slot in touched for of in (slot.of if isinstance(slot, Base) else (slot,)))
-    drawn = joint.drawn_before_checks
+    drawn = joint.drawn_tentatively
     if not (outer or drawn):
         return lines
     constants.update(Tentative=Tentative, drawn=tuple(drawn))

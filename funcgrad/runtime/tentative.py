@@ -1,5 +1,5 @@
-"""What a call has done before its program says that it is for another one (``PathMiss``), and how that is taken
-back."""
+"""What a call has done before its program says that it is for another one (``PathMiss``), or cannot be made by one,
+and how that is taken back."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from ..autograd_state import version_of
 from ..generators import Drawn, set_state_of, state_of
@@ -15,9 +16,9 @@ from ..torch_private.autograd import set_versions
 
 
 class Tentative:
-    """A context: where a path is missed inside, the version counters and ``requires_grad`` of ``tensors`` are what
-    they were, and so are the states of what was ``drawn`` from. (Where another thread drew meanwhile, what it drew
-    is drawn again.)"""
+    """A context: where a path is missed inside, or a matrix is singular (the function may catch that, in eager
+    PyTorch), the version counters and ``requires_grad`` of ``tensors`` are what they were, and so are the states of
+    what was ``drawn`` from. (Where another thread drew meanwhile, what it drew is drawn again.)"""
 
     __slots__ = ("_drawn", "_required", "_states", "_tensors", "_versions")
 
@@ -32,7 +33,7 @@ class Tentative:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not isinstance(error, PathMiss):
+        if not isinstance(error, (PathMiss, LinAlgError)):
             return
         for tensor, required in zip(self._tensors, self._required, strict=True):
             if tensor.requires_grad != required:

@@ -23,7 +23,7 @@ import pathlib
 import types
 import uuid
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,13 +38,14 @@ from ..subclasses import is_traced
 from ..torch_private.tensors import is_transform_wrapper, unwrap_transform
 from ..trees import LEAF, flatten
 from .buffers import added, held_by, is_buffer, put_into
+from .builtin_methods import call, call_text, overridden
 from .caches import keeps_traced
 from .code import Mentions
 from .guards import MISSING, PLAIN, TORCH_PLAIN, Constant, Met, Place, keys_of, same
 from .hooks import can_be_hooked
 from .names import found_on, item_name, joined, steps_of, uses_of
 from .new_values import Names, New, NewObject, attributes_made, is_copied, is_new
-from .output import Print
+from .output import Log, Print, Printed, effects_of
 from .watch import Watch
 
 _CONSTANT = (
@@ -119,7 +120,7 @@ class Grow:
     def lines(self, names: Names, constants: dict[str, Any], constant: Constant) -> Iterator[str]:
         is_stream = isinstance(self.container, io.IOBase)
         method = "update" if isinstance(self.container, set) else "write" if is_stream else "extend"
-        yield f"{constant(self.container)}.{method}({self.new.text(names, constants, constant)})"
+        yield call_text(self.container, method, self.new.text(names, constants, constant), constant)
 
     def __str__(self) -> str:
         return f"{self.name} += {self.new}"
@@ -135,21 +136,33 @@ class Refill:
 
     def lines(self, names: Names, constants: dict[str, Any], constant: Constant) -> Iterator[str]:
         items, own = self.new.text(names, constants, constant), constant(self.container)
-        if isinstance(self.container, (list, np.ndarray)):
+        if isinstance(self.container, list) and overridden(self.container, "__setitem__"):
+            yield call_text(self.container, "__setitem__", f"{constant(slice(None))}, {items}", constant)
+        elif isinstance(self.container, (list, np.ndarray)):
             yield f"{own}[{':' if isinstance(self.container, list) else '...'}] = {items}"
         elif is_buffer(self.container):
             yield f"{constant(put_into)}({own}, {items})"
         elif isinstance(self.container, dict):
             yield f"{constant(_reorder)}({own}, {items})"
         else:
-            yield f"{own}.clear()"
-            yield f"{own}.{'update' if isinstance(self.container, set) else 'extend'}({items})"
+            yield call_text(self.container, "clear", "", constant)
+            method = "update" if isinstance(self.container, set) else "extend"
+            yield call_text(self.container, method, items, constant)
 
     def __str__(self) -> str:
         return f"{self.name}[:] = {self.new}"
 
 
-Effect = Store | Count | Grow | Refill | Print
+Effect = Store | Count | Grow | Refill | Print | Log
+
+
+def same_effects(first: Sequence[Effect], second: Sequence[Effect]) -> bool:
+    """Whether two runs wrote the same."""
+    return list(map(_shown, first)) == list(map(_shown, second))
+
+
+def _shown(effect: Effect) -> str:
+    return f"{effect} from {effect.otherwise}" if isinstance(effect, Count) else str(effect)
 
 
 class Written:
@@ -166,7 +179,7 @@ class Written:
         said: Mentions,
         known: Callable[[Any], Any],
         varying: Collection[str] = (),
-        printed: str = "",
+        printed: Sequence[Printed] = (),
     ) -> None:
         self._watch, self._said, self._known, self._varying = watch, said, known, varying
         self.effects: list[Effect] = []
@@ -179,6 +192,8 @@ class Written:
         """The identities of places whose values are only counted: no guard is needed."""
         self._back: list[Callable[[], None]] = []
         self._refused: list[tuple[str, str]] = []
+        self._twice: Effect | None = None
+        """What was written to a second time, after ``leave_out``."""
         for met in watch.met.values():
             self._compare(met)
         for place, before in (*watch.globals.values(), *watch.cells.values(), *watch.slots.values()):
@@ -186,7 +201,7 @@ class Written:
         for kind, had in watch.classes.items():
             self._class(kind, had)
         self._environment()
-        self.effects += [Print(printed)] if printed else []
+        self.effects += effects_of(printed)
         self._back.extend(cache.cache_clear for cache, _, _ in watch.caches if keeps_traced(cache))
 
     def undo(self) -> None:
@@ -195,8 +210,22 @@ class Written:
             back()
         self._back.clear()
 
+    def leave_out(self, before: Written) -> None:
+        """Leave out what an earlier comparison of the same run found."""
+        found = [effect for effect in self.effects if _shown(effect) in set(map(_shown, before.effects))]
+        again = [slot for slot, value in before.stores.items() if self.stores.get(slot) is not value]
+        if len(found) != len(before.effects) or again:
+            self._twice = next((e for e in before.effects if e not in found), before.effects[-1])
+        self.effects = [effect for effect in self.effects if effect not in found]
+        for stored in (self.stores, self.plain):
+            for slot in before.stores.keys() | before.plain.keys():
+                stored.pop(slot, None)
+        self._refused = self._refused[len(before._refused) :]
+
     def require_replayable(self) -> None:
         """Raise ``MutationError`` for the first thing that cannot be replayed."""
+        if self._twice is not None:
+            raise refusals.WRITES_STATE_IN_BACKWARD(self._twice, where=str(self._twice))
         if self._refused:
             name, what = self._refused[0]
             raise refusals.STORES_OBJECT(what, name, where=name)
@@ -438,25 +467,26 @@ def _in_order(container: dict[Any, Any], before: Mapping[Any, Any]) -> None:
     keys = keys_of(container)
     if len(keys) == len(before) and any(a is not b for a, b in zip(keys, before, strict=True)):  # keys may be tensors
         for key in before:
-            container[key] = container.pop(key)
+            call(container, "__setitem__", key, call(container, "pop", key))
 
 
 def _reorder(container: dict[Any, Any], items: Mapping[Any, Any]) -> None:
     """Let a dict hold these items alone, in this order; it is never without what other threads may read of it."""
     for key in [key for key in container if key not in items]:
-        del container[key]
+        call(container, "__delitem__", key)
     for key, value in items.items():
-        container.pop(key, None)
-        container[key] = value
+        call(container, "pop", key, None)
+        call(container, "__setitem__", key, value)
 
 
 def refill(container: Any, items: Any) -> None:
     """Let a container hold these items alone."""
     if isinstance(container, list):
-        container[:] = items
+        call(container, "__setitem__", slice(None), items)
         return
-    container.clear()
-    if isinstance(container, collections.deque):
-        container.extend(items)
+    call(container, "clear")
+    if isinstance(container, dict):
+        for key, value in items.items():
+            call(container, "__setitem__", key, value)
     else:
-        container.update(items)
+        call(container, "extend" if isinstance(container, collections.deque) else "update", items)

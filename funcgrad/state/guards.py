@@ -21,6 +21,7 @@ from attrs import frozen
 from torch import Tensor
 
 from .buffers import held_by, holds, is_buffer
+from .builtin_methods import call, overridden
 
 
 class _Missing:
@@ -199,8 +200,22 @@ class Place:
 
     def expression(self, constant: Constant) -> str:
         """Python that reads it; ``constant`` names objects."""
-        owner = self.owner.expression(constant) if isinstance(self.owner, Place) else constant(self.owner)
-        return _TEXT[self.kind].format(owner=owner, key=self.key if self.kind == "slot" else self.key_text(constant))
+        key = self.key if self.kind == "slot" else self.key_text(constant)
+        return _TEXT[self.kind].format(owner=self._owner_text(constant), key=key)
+
+    def _owner_text(self, constant: Constant) -> str:
+        return self.owner.expression(constant) if isinstance(self.owner, Place) else constant(self.owner)
+
+    def _key_written(self, constant: Constant) -> str:
+        return repr(self.key) if self.kind == "slot" else self.key_text(constant)
+
+    def _overridden(self, of_slot: str, of_item: str) -> Any:
+        """What puts a value there, or takes it away, where the owner's class overrides that by code of its own, which
+        has run."""
+        if self.kind == "slot":
+            is_own = isinstance(getattr(type(self._held()), of_slot), types.FunctionType)
+            return getattr(object, of_slot) if is_own else None
+        return overridden(self._held(), of_item) if self.kind == "item" else None
 
     def look(self, constant: Constant) -> str:
         """Python that reads it, and makes nothing where nothing is: ``collections.defaultdict`` would."""
@@ -220,12 +235,16 @@ class Place:
             return f"{constant(self.owner)}[{self.key!r}] = {value}"
         if self.kind == "context":
             return f"{constant(self.owner)}.set({value})"
+        if (by := self._overridden("__setattr__", "__setitem__")) is not None:
+            return f"{constant(by)}({self._owner_text(constant)}, {self._key_written(constant)}, {value})"
         return f"{self.expression(constant)} = {value}"
 
     def delete(self, constant: Constant) -> str:
         """Python that takes away what is there."""
         if self.kind == "class":
             return f"delattr({constant(self.owner)}, {self.key!r})"
+        if (by := self._overridden("__delattr__", "__delitem__")) is not None:
+            return f"{constant(by)}({self._owner_text(constant)}, {self._key_written(constant)})"
         return (
             f"del {constant(self.owner)}[{self.key!r}]"
             if self.kind == "environ"
@@ -259,7 +278,7 @@ _READ: dict[str, Callable[[Any, Any], Any]] = {
     "itself": lambda owner, key: owner,
 }
 _WRITE: dict[str, Callable[[Any, Any, Any], None]] = {
-    "item": lambda owner, key, value: operator.setitem(owner, key, value),
+    "item": lambda owner, key, value: call(owner, "__setitem__", key, value),
     "class": lambda owner, key, value: setattr(owner, key, value),
     "slot": lambda owner, key, value: object.__setattr__(owner, key, value),
     "cell": lambda owner, key, value: setattr(owner, "cell_contents", value),
@@ -267,7 +286,7 @@ _WRITE: dict[str, Callable[[Any, Any, Any], None]] = {
     "environ": lambda owner, key, value: operator.setitem(owner, key, value),
 }
 _DELETE: dict[str, Callable[[Any, Any], None]] = {
-    "item": lambda owner, key: operator.delitem(owner, key),
+    "item": lambda owner, key: call(owner, "__delitem__", key),
     "class": lambda owner, key: delattr(owner, key),
     "slot": lambda owner, key: object.__delattr__(owner, key),
     "cell": lambda owner, key: delattr(owner, "cell_contents"),

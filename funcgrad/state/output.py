@@ -1,26 +1,31 @@
-"""What a function prints: kept while it is traced, twice, and printed on each call.
+"""What a function prints and logs: kept while it is traced, twice, and printed on each call.
 
-Standard output is everybody's: other threads write to it as before. What goes into a stream that the function itself
-has put there (``contextlib.redirect_stdout``), or is printed in a backward pass, goes there at once.
+Standard output is everybody's, and so are loggers: other threads write to them as before. What goes into a stream that
+the function itself has put there (``contextlib.redirect_stdout``) goes there at once; so does what installed packages
+log, of what is traced.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import copy
 import functools
 import io
+import itertools
+import logging
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+import time
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
 from attrs import frozen
 
-from .guards import Constant
-from .names import is_installed, is_library
+from .guards import PLAIN, Constant
+from .names import is_installed, is_installed_file, is_library
 
-_kept: ContextVar[list[str] | None] = ContextVar("funcgrad_printed", default=None)
 _lock = threading.Lock()
 _keeping = 0
 _ends: list[Callable[[], Any]] = []
@@ -38,6 +43,49 @@ class Print:
 
     def __str__(self) -> str:
         return f"print {self.text!r}"
+
+
+@frozen(eq=False)
+class Log:
+    """A record is given to the handlers of a logger."""
+
+    logger: logging.Logger
+    record: logging.LogRecord
+
+    def lines(self, names: MutableMapping[Any, str], constants: dict[str, Any], constant: Constant) -> Iterator[str]:
+        yield f"{constant(self.put_out)}()"
+
+    def put_out(self) -> None:
+        """The same record, of now."""
+        record = copy.copy(self.record)
+        now = time.time()
+        record.relativeCreated += (now - record.created) * 1000
+        record.created, record.msecs = now, int(now % 1 * 1000) + 0.0
+        self.logger.callHandlers(record)
+
+    def __str__(self) -> str:
+        return f"log {self.record.levelname} {self.record.getMessage()!r}"
+
+
+Printed = str | Log
+
+
+def effects_of(printed: Iterable[Printed]) -> list[Print | Log]:
+    """What is printed side by side is printed at once."""
+    groups = itertools.groupby(printed, lambda item: isinstance(item, str))
+    return [v for texts, group in groups for v in ([Print("".join(group))] if texts else group)]  # type: ignore[arg-type, misc]
+
+
+def put_out_again(printed: Sequence[Printed], but: Sequence[Printed] = ()) -> None:
+    """Put out what was kept, ``but`` for what is kept elsewhere, too."""
+    others = collections.Counter(map(str, but))
+    for item in printed:
+        if others[str(item)]:
+            others[str(item)] -= 1
+        elif isinstance(item, str):
+            put_out(item)
+        else:
+            item.put_out()
 
 
 def put_out(text: str) -> None:
@@ -65,6 +113,33 @@ class _Output:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+_kept: ContextVar[list[Printed] | None] = ContextVar("funcgrad_printed", default=None)
+
+
+def _logging() -> Callable[[], Any]:
+    """From now on what the caller's code logs is kept where it is kept. Returns what ends that."""
+    original = logging.Logger.callHandlers
+
+    def call(logger: logging.Logger, record: logging.LogRecord) -> None:
+        kept = _kept.get()
+        if kept is None or is_installed_file(record.pathname):
+            return original(logger, record)
+        args = record.args.values() if isinstance(record.args, dict) else record.args or ()
+        if not all(type(value) in PLAIN for value in args):  # the text is of what they are now
+            record.msg, record.args = record.getMessage(), None
+        if record.exc_info and record.exc_info[1] is not None:
+            record.exc_info = (record.exc_info[0], record.exc_info[1].with_traceback(None), None)
+        kept.append(Log(logger, record))
+
+    logging.Logger.callHandlers = call  # type: ignore[method-assign, assignment]
+
+    def end() -> None:
+        if logging.Logger.callHandlers is call:
+            logging.Logger.callHandlers = original  # type: ignore[method-assign]
+
+    return end
 
 
 def _write(original: Callable[[str], Any], text: str) -> Any:
@@ -98,15 +173,17 @@ def _begin(stream: Any) -> Callable[[], Any]:
 
 
 @contextlib.contextmanager
-def keeping(printed: list[str] | None) -> Iterator[None]:
+def keeping(printed: list[Printed] | None) -> Iterator[None]:
     """Inside, what this thread prints is kept in ``printed``; None: it is printed."""
     global _keeping
     is_first = _kept.get() is None  # else the function itself may have put something there
     token = _kept.set(printed)
     with _lock:
         _keeping += 1
-        begins = is_first and printed is not None and sys.stdout is not None
-        if begins and type(sys.stdout) is not _Output and not keeps(sys.stdout):
+        begins = is_first and printed is not None
+        if begins and not _ends:
+            _ends.append(_logging())
+        if begins and sys.stdout is not None and type(sys.stdout) is not _Output and not keeps(sys.stdout):
             _ends.append(_begin(sys.stdout))
     try:
         yield

@@ -19,7 +19,7 @@ from .effects import Count, Effect, Store, Written, refill
 from .guards import MISSING, Constant, Guard, Place, same, same_items
 from .lines import Lines
 from .names import attributes_of, item_name
-from .output import Print
+from .output import Log, Print
 from .watch import Watch
 
 _FEW = 32
@@ -39,13 +39,13 @@ class State(Shown):
 
     @property
     def written(self) -> list[Effect]:
-        """The effects but for what is printed."""
-        return [effect for effect in self.effects if not isinstance(effect, Print)]
+        """The effects but for what is printed, and logged."""
+        return [effect for effect in self.effects if not isinstance(effect, (Print, Log))]
 
     @property
     def printed(self) -> list[Effect]:
         """What is printed: when all else is done, as what it is printed to may be anybody's code."""
-        return [effect for effect in self.effects if isinstance(effect, Print)]
+        return [effect for effect in self.effects if isinstance(effect, (Print, Log))]
 
     def doc(self) -> Doc:
         rows = tuple((str(g.place), g.how if g.how in ("absent", "present") else g.value_shown) for g in self.guards)
@@ -140,6 +140,7 @@ def as_it_was(state: State, rebound: Iterable[tuple[Any, Any]] = ()) -> Iterator
     read may have changed, by the function itself for one. ``rebound``: tensors that stand in the place of others
     now, and these."""
     back: list[Any] = []
+    changed: list[tuple[Guard, str]] = []
     stored = [effect.place for effect in state.effects if isinstance(effect, Store)]
     try:
         for now, then in rebound:
@@ -148,8 +149,12 @@ def as_it_was(state: State, rebound: Iterable[tuple[Any, Any]] = ()) -> Iterator
                 back.append(functools.partial(place.write, now))
         for guard in state.guards:
             if not guard.holds():
+                changed.append((guard, guard.explain()))
                 back.append(_put_back(guard))
         yield
+        for guard, why in changed:  # what backward writes to a place, it writes to what that holds now
+            if not guard.holds():
+                raise refusals.CHANGED_BEFORE_BACKWARD(guard.place, why, where=str(guard.place))
     finally:
         for undo in reversed(back):
             undo()
@@ -165,12 +170,3 @@ def _put_back(guard: Guard) -> Any:
         raise refusals.CHANGED_BEFORE_BACKWARD(place, guard.explain(), where=str(place))
     place.write(MISSING if guard.how == "absent" else guard.value)
     return lambda: place.write(now)
-
-
-def same_effects(first: Sequence[Effect], second: Sequence[Effect]) -> bool:
-    """Whether two runs wrote the same."""
-    return list(map(_shown, first)) == list(map(_shown, second))
-
-
-def _shown(effect: Effect) -> str:
-    return f"{effect} from {effect.otherwise}" if isinstance(effect, Count) else str(effect)

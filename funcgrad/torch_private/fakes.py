@@ -68,6 +68,7 @@ _INTERPOLATES = {
     torch.ops.aten.upsample_bicubic2d.default,
     torch.ops.aten.upsample_trilinear3d.default,
 }
+VIEW_WILL_NOT_DO = "view size is not compatible with input tensor's size and stride"
 
 
 def on_fakes(op: Any, args: Any, kwargs: Any) -> Any:
@@ -90,7 +91,12 @@ def on_fakes(op: Any, args: Any, kwargs: Any) -> Any:
         mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
         with disable_fake_tensor_cache(mode):
             return op(*args, **kwargs)
-    return op(*args, **kwargs)
+    try:
+        return op(*args, **kwargs)
+    except ValueError as error:
+        if "Cannot view a tensor with" not in str(error):
+            raise
+        raise RuntimeError(f"{VIEW_WILL_NOT_DO}. {error}") from None  # as eager PyTorch does: the function may catch it
 
 
 @functools.cache

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import MethodType, SimpleNamespace
 from typing import Any
 
@@ -99,7 +100,8 @@ def make_functional_mode(
         func, args, kwargs = rewrite(func, args, kwargs or {})
         if is_functional(func) and (out := _functionally(self, func, args, kwargs)) is not NotImplemented:
             return out
-        out = original(func, types, args, kwargs)
+        with _normal_mode() if _is_view_outside(func, args) else contextlib.nullcontext():
+            out = original(func, types, args, kwargs)
         # a number conjugated: it looks at nothing
         if view_kind(func) is not None and not isinstance(args[0], torch.Tensor):
             return FunctionalTensor(torch._to_functional_tensor(out), self) if type(out) is FakeTensor else out
@@ -111,6 +113,20 @@ def make_functional_mode(
 
     mode.__torch_dispatch__ = MethodType(dispatch, mode)  # type: ignore[method-assign]
     return mode
+
+
+@contextlib.contextmanager
+def _normal_mode() -> Iterator[None]:
+    """No inference mode, which would enable grad mode again."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+def _is_view_outside(func: Any, args: Sequence[Any]) -> bool:
+    """Whether a view is taken in inference mode of what is no inference tensor: the view is none, either."""
+    if not torch.is_inference_mode_enabled() or view_kind(func) is None:
+        return False
+    return isinstance(args[0], torch.Tensor) and not args[0].is_inference()
 
 
 def _is_real_zero(value: Any) -> bool:

@@ -129,13 +129,13 @@ def _traced(inner: Inner, reals: list[object], grad: bool, watch: Watch) -> tupl
     """The joint graph: with its backward pass if its result must be differentiable and it runs as two halves.
 
     Where only differentiating fails, the forward pass alone, and the error ``backward()`` will raise, as in eager
-    PyTorch. Where backward reads values that come in then, the forward pass alone, too: backward is compiled when they
-    are there.
+    PyTorch. Where backward reads values that come in then, or writes to Python state, the forward pass alone, too:
+    backward is compiled when it runs.
     """
     if not (inner.splits and inner.facts.differentiable):
         return capture(inner, reals, grad, False, watch), None
     try:
-        return capture(inner, reals, True, True, watch), None
+        return capture(inner, reals, True, not inner.facts.backward_writes, watch), None
     except BackwardError as error:
         assert isinstance(error.__cause__, RuntimeError)
         if inner.facts.reads is not None and isinstance(error.__cause__, READS_LATER):

@@ -289,6 +289,8 @@ class Pullback:
                     if t is not None and has_history(outs[s])
                 ]
                 edges = [get_gradient_edge(v) for v, _ in pairs]
+            if traced:
+                trace.forward_has_happened()
             with _backward_pass(traced) as mark:
                 seeds = [mark(t) for _, t in pairs]
                 targets = [variables[i] for i in self.wrt]

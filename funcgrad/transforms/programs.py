@@ -16,6 +16,7 @@ from typing import Any
 
 from attrs import evolve
 from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from torch.nn.parameter import is_lazy
 
 from .. import refusals
@@ -27,7 +28,7 @@ from ..capture.source_location import is_of_function, user_line_of
 from ..errors import ReadsWarning, RetraceError, uninitialized_in
 from ..executable import Executable, build_all, partition_joint
 from ..generators import outside_own_draws
-from ..graph_primitives import Path, PathMiss, has_symbols, known_now
+from ..graph_primitives import Opaque, Path, PathMiss, has_symbols, known_now
 from ..layers.layer import statements_of
 from ..layers.stack import with_subclasses
 from ..levels import outside_levels
@@ -159,7 +160,12 @@ class Programs(abc.ABC):
         # what the function reads (a gradient, an attribute) other threads may have changed since
         while compiled < _ATTEMPTS:
             known, met = self._cache.misses, list[Path]()
-            result = self._cache.run_first_fit(args, kwargs, met)
+            try:
+                result = self._cache.run_first_fit(args, kwargs, met)
+            except LinAlgError:
+                if not self._may_run_again:
+                    raise
+                break
             if result is MISS:
                 # it is held while a program is made, and not while one runs: that may wait for other threads
                 with self._compile_lock:
@@ -177,10 +183,23 @@ class Programs(abc.ABC):
                 # kernels round otherwise than what the path was found with: what they read is known now
                 except PathMiss:
                     continue
+                except LinAlgError:
+                    if not self._may_run_again:
+                        raise
+                    break
                 compiled += 1
             if result is not MISS:
                 return result
-        raise AssertionError(f"a fresh program does not fit its own arguments:\n{program.call}")
+        else:
+            raise AssertionError(f"a fresh program does not fit its own arguments:\n{program.call}")
+        return self._definition(*args, **kwargs)  # which may catch what was raised
+
+    @property
+    def _may_run_again(self) -> bool:
+        """Whether eager PyTorch may make a call that a program has begun and raised in: nothing has happened."""
+        called = (n.target for program in self._cache.programs for n in program.joint.graph.fx.nodes)
+        has_happened = any(isinstance(target, Opaque) and not target.is_pure for target in called)
+        return self._definition.replays and not self._at_level and not has_happened
 
     def _program_or_error(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path
