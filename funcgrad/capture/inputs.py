@@ -53,9 +53,14 @@ class Inputs:
         return [(s, v) for s, v in zip(self.slots, self.leaves, strict=True) if isinstance(v, Tensor)]
 
     @property
+    def has_symbols(self) -> bool:
+        """Whether any number of the call is a symbol."""
+        return bool(self.sizes) or any(isinstance(v, Symbolic) for _, v in self.dynamic)
+
+    @property
     def has_symbols_for_sizes(self) -> bool:
         """Whether there are symbols of which a number that is a size may be made."""
-        return self.may_be_sizes and (bool(self.sizes) or any(isinstance(v, Symbolic) for _, v in self.dynamic))
+        return self.may_be_sizes and self.has_symbols
 
     def at(self, positions: Iterable[int]) -> set[str]:
         """The names of the positional arguments at these positions."""
