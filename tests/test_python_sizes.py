@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 from collections.abc import Callable
@@ -292,3 +293,38 @@ def test_reads_that_decide_few_programs_are_not_warned_of() -> None:
     assert not any(warnings_of(steps, calls)) and steps.cache_info().misses >= 4
     meant = fg.jit(lambda x, n: x * int(n), backend="aten", dynamic=False)
     assert not any(warnings_of(meant, calls))
+
+
+# ── at levels of torch.func ──────────────────────────────────────────────────────────────────────────────────────
+
+NUMBERS = torch.linspace(1, 2, 40)
+VARYING: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "size": lambda x, n: (x**2).sum() / x.shape[0],
+    "size as a number": lambda x, n: (x / float(len(x))).exp().sum(),
+    "slice by a size": lambda x, n: x[: int(len(x) * 0.6)].sin().sum() * NUMBERS[x.shape[0] // 2],
+    "product": lambda x, n: (x @ x.T).softmax(-1).square().sum(),
+    "number": lambda x, n: (x * n).sin().sum() + (x / float(n)).exp().sum(),
+    "slice by a number": lambda x, n: (x * NUMBERS[:n].sum()).cos().sum() * NUMBERS[-n],
+    "pad": lambda x, n: F.pad(x, (0, n), value=0.5).square().cumsum(1).sum(),
+}
+LEVELS: dict[str, Callable[..., Tensor]] = {
+    "grad": lambda f, x: torch.func.grad(f)(x),
+    "vjp": lambda f, x: torch.func.vjp(f, x)[1](torch.tensor(2.0))[0],
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (x.cos(),))[1],
+    "second": lambda f, x: torch.func.grad(lambda y: torch.func.grad(f)(y).sin().sum())(x),
+    "batch": lambda f, x: torch.func.vmap(torch.func.grad(f))(torch.stack([x, 2 * x])),
+}
+
+
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", VARYING)
+def test_sizes_and_numbers_that_vary_at_a_level_are_symbols(name: str, level: str) -> None:
+    f, at_level = VARYING[name], LEVELS[level]
+    compiled = fg.jit(f, backend="aten")
+    for i, n in enumerate((9, 8, 6, 12, 7, 10, 5)):
+        x = torch.linspace(-1, 1, 3 * n).view(n, 3)
+        # forward mode, and vmap, compute some things with the value of a size
+        with fg.no_retrace() if i > 3 and level not in ("jvp", "batch") else contextlib.nullcontext():
+            found = at_level(lambda y: compiled(y, n), x)
+        torch.testing.assert_close(found, at_level(lambda y: f(y, n), x))

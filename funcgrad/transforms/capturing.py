@@ -97,10 +97,8 @@ def _captured(
         watch.release()
         if joint.sizes is not None and joint.sizes.are_numbers:
             require_sizes_may_vary(facts)
-            if at_level or options.memory_budget is not None:
-                raise NotSymbolicError(
-                    "a program at a level of torch.func, or with a memory_budget, is for known sizes"
-                )
+            if options.memory_budget is not None:
+                raise NotSymbolicError("a program with a memory_budget is for known sizes")
         key = with_sizes(key, joint.sizes)
     return CapturedCall(definition.root, grad, inputs, tensors, facts, key, outer, layers, inner, joint, refused)
 

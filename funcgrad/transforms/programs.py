@@ -263,7 +263,7 @@ class Programs(abc.ABC):
         the function can work on it; what it decides is checked in the program."""
         attempts = [path]
         if path and self._options.dynamic is not False and self._options.numerics == "fast":
-            of_sizes = self._options.memory_budget is None and not self._at_level  # these are for known sizes
+            of_sizes = self._options.memory_budget is None  # such programs are for known sizes
             last = last_with_symbols(
                 path, [program.joint.reads for program in self._cache.programs] if of_sizes else []
             )
@@ -283,7 +283,7 @@ class Programs(abc.ABC):
         dynamic, programs = self._options.dynamic, self._cache.programs
         if dynamic is False or self._options.numerics != "fast":
             return self._compile(inputs, path)
-        sizes = self._options.memory_budget is None and not self._at_level  # these are for known sizes
+        sizes = self._options.memory_budget is None  # programs with one are for known sizes
         start = with_sizes_as_symbols(inputs) if dynamic and sizes else inputs
         static = inputs.at(self._options.static_argnums)
         symbolic = with_symbols(start, programs, sizes, given_ints=not self._definition.replays, static=static)
