@@ -328,3 +328,29 @@ def test_sizes_and_numbers_that_vary_at_a_level_are_symbols(name: str, level: st
         with fg.no_retrace() if i > 3 and level not in ("jvp", "batch") else contextlib.nullcontext():
             found = at_level(lambda y: compiled(y, n), x)
         torch.testing.assert_close(found, at_level(lambda y: f(y, n), x))
+
+
+# ── what stood in the way of symbols need not do so for ever ─────────────────────────────────────────────────────
+
+
+def test_captured_tensors_that_no_longer_share_memory_have_sizes_that_vary() -> None:
+    kept: dict[str, Tensor] = {}
+    compiled = fg.jit(lambda x: x * (kept["a"].sum() + kept["b"].sum()), backend="aten")
+    for n in (4, 5, 6):
+        kept["a"], kept["b"] = torch.ones(9)[:n].split(n - 1)
+        assert_rounded(compiled(torch.ones(3)), torch.full((3,), float(n)))
+    shared = compiled.cache_info().misses
+    for n in (4, 5, 6, 7, 8):
+        kept["a"], kept["b"] = torch.ones(n), torch.ones(n)
+        assert_rounded(compiled(torch.ones(3)), torch.full((3,), 2.0 * n))
+    assert compiled.cache_info().misses <= shared + 2
+
+
+def test_that_a_number_can_be_no_size_is_found_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+    compiled = fg.jit(lambda x, n: x[:n], backend="aten")  # a result that looks at an input, by n
+    whole = type(compiled)._compile
+    monkeypatch.setattr(type(compiled), "_compile", lambda self, *given: tried.append(1) or whole(self, *given))
+    for n in (3, 4, 5, 6, 7):
+        assert torch.equal(compiled(torch.arange(9.0), n), torch.arange(9.0)[:n])
+    assert len(tried) == compiled.cache_info().misses + 1
