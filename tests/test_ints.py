@@ -68,6 +68,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "if": lambda x, s: x * 2 if s.n else x * 3,
     "compared": lambda x, s: x * 2 if 3 < s.n < 7 else x,
     "schedule": lambda x, s: x * (0.1 * min(1.0, (s.n + 1) / 5)),
+    "converted": lambda x, s: (x * float(s.n), float(s.n) / 3, int(s.n), int(s.n / 3), int(s.n) + 1, float(-s.n)),
+    "converted size": lambda x, s: x[: int(s.n * 0.5) % 7].sum() * int(abs(s.n) % 5 * 0.7),
+    "asked and converted": lambda x, s: x * float(s.n) if isinstance(s.n, (int, float)) else x * s.n,
     "bits": lambda x, s: (x * (s.n & 3), s.n | 8, s.n ^ 5, s.n >> 1, ~s.n),
     "shift": lambda x, s: (x, 1 << s.n % 70, s.n << 2),
     "powers": lambda x, s: (x, 0.9**s.n, 2 ** -abs(s.n % 9), (s.n % 7) ** 3, pow(s.n, 3, 7), (-8.0) ** (s.n / 2)),
@@ -516,9 +519,27 @@ GIVEN = {
     "softmax": lambda x, n: TABLE[:n].softmax(0)[0] * x,
     "shape returned": lambda x, n: (x * 2, TABLE[:n].sum().new_zeros(n).shape, n + 1),
     "per sample": lambda x, n: torch.vmap(lambda y: y * TABLE[n])(x),
+    "index from the end": lambda x, n: x * TABLE[-n] * TABLE[-n - 1],
+    "slice from the end": lambda x, n: x * TABLE[-n:].sum() + TABLE[:-n].sum(),
+    "rolled": lambda x, n: x * TABLE.roll(-n)[0] + TABLE.roll(n, 0)[1],
+    "item stored": lambda x, n: put(torch.zeros(40), n, x[3]),
+    "column stored": lambda x, n: put(torch.zeros(5, 40), (slice(None), n), x),
+    "row stored": lambda x, n: put(torch.zeros(40, 5), n, x),
+    "slice stored": lambda x, n: put(torch.zeros(40), slice(None, n), x[3]),
+    "window stored": lambda x, n: put(torch.zeros(40), slice(n, n + 5), x),
+    "end stored": lambda x, n: put(torch.zeros(40), slice(-n, None), x[3]),
+    "exponent": lambda x, n: x**n + x.abs() ** (n / 3) + x[3].pow(n),
+    "base": lambda x, n: n**x + torch.pow(n / 3, x) + n ** x[3],
+    "weight": lambda x, n: torch.lerp(x, 2 * x, n / 10) + x.lerp(x.new_zeros(5), 1 / n),
+    "converted": lambda x, n: x * float(n) / float(n + 1) + TABLE[: int(n * 0.5)].sum(),
     "inner gradient": lambda x, n: torch.func.grad(lambda y: (y * TABLE[n] * n).sum())(x),
     "compiled inside": lambda x, n: fg.jit(lambda y, m: y * TABLE[m])(x, n + 1),
 }
+
+
+def put(tensor: Tensor, at: Any, value: Any) -> Tensor:
+    tensor[at] = value
+    return tensor * 2
 
 
 def _with_gradient(function, x, n):
@@ -690,3 +711,12 @@ def test_keys_that_are_equal_may_be_others() -> None:
     held.clear()
     held.update({True: 5.0, 2: 3.0})
     assert torch.equal(compiled(ONES), f(ONES))
+
+
+def test_a_backward_pass_that_knows_no_symbol_is_made_for_each_value() -> None:
+    compiled = fg.jit(lambda x, n: torch.ops.aten.pow.Scalar(n * 0.5, x), backend="aten")
+    for n in (3, 4, 5, 6):
+        x = torch.tensor([0.5, 2.0], requires_grad=True)
+        (found,) = torch.autograd.grad(compiled(x, n).sum(), x)
+        (expected,) = torch.autograd.grad(((n * 0.5) ** x).sum(), x)
+        torch.testing.assert_close(found, expected)

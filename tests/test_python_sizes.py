@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 from collections.abc import Callable
+from operator import index
 from typing import Any
 
 import pytest
@@ -24,6 +26,11 @@ EMBEDDING = torch.nn.Embedding(64, 6)
 FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "len": lambda x: x / len(x),
     "sqrt": lambda x: x / math.sqrt(x.shape[0]),
+    "float": lambda x: x / float(x.shape[0]) + float(len(x) // 2),
+    "int": lambda x: x[: int(x.shape[0] * 0.4)].sum(0) * int(x.shape[0]) + int(math.sqrt(len(x))),
+    "whole part": lambda x: x[: int(len(x) / 2)].sum(0) * int(x.size(0) * 0.5),
+    "rounded to a size": lambda x: x[: round(x.shape[0] * 0.4)].sum(0) + x[: math.ceil(0.7 * x.shape[0])].sum(0),
+    "a fraction of them": lambda x: x.topk(max(1, int(0.4 * x.size(0))), 0).values.sum(0),
     "log": lambda x: x.logsumexp(0) - math.log(len(x)),
     "cos": lambda x: x * math.cos(math.pi / x.shape[0]),
     "hypot": lambda x: x * math.hypot(x.shape[0], 2),
@@ -101,6 +108,21 @@ def test_one_program_from_the_second_size_on(name: str, transform: str) -> None:
         x = torch.randn(n, 6)
         assert_rounded(compiled(x), eager(x))
     assert compiled.cache_info().misses == 2, compiled.explain_miss(torch.randn(16, 6))
+
+
+def test_numbers_made_of_sizes_are_those_of_each_call() -> None:
+    last = {}
+
+    def f(x: Tensor) -> Any:
+        last["n"] = float(len(x))
+        return x * 2, float(x.shape[0]), int(x.shape[0] * 0.7), float(x.shape[0]).is_integer()
+
+    compiled = fg.jit(f, backend="aten")
+    for n in SIZES:
+        x = torch.randn(n, 6)
+        assert_rounded(compiled(x)[0], x * 2)
+        assert [*map(repr, compiled(x)[1:])] == [*map(repr, f(x)[1:])] and repr(last) == repr({"n": float(n)})
+    assert compiled.cache_info().misses == 4  # what it has stored is looked at: it was none, then other numbers
 
 
 def named(x: Tensor) -> Tensor:
@@ -212,22 +234,22 @@ def test_programs_that_are_meant_or_few_are_not_warned_of() -> None:
 
 TABLE = [0.5 * i for i in range(10)]
 READS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
-    "factor": (lambda x, n: int(n) * x, lambda x, n: n.item() * x),
-    "quotient": (lambda x, n: x / int(n), lambda x, n: x / n.item()),
-    "root": (lambda x, n: x * math.sqrt(int(n)), lambda x, n: x * math.sqrt(n.item())),
-    "float": (lambda x, n: x * float(n.double() * 0.3), lambda x, n: x * (n.double() * 0.3).item()),
-    "power": (lambda x, n: x.abs() ** int(n), lambda x, n: x.abs() ** n.item()),
-    "slice": (lambda x, n: x[: int(n)].sum() * x, lambda x, n: x[: n.item()].sum() * x),
-    "zeros": (lambda x, n: torch.zeros(int(n)).cos().sum() + x, lambda x, n: torch.zeros(n.item()).cos().sum() + x),
-    "row": (lambda x, n: x[int(n)] * 2, lambda x, n: x[n.item()] * 2),
+    "factor": (lambda x, n: index(n) * x, lambda x, n: n.item() * x),
+    "quotient": (lambda x, n: x / index(n), lambda x, n: x / n.item()),
+    "root": (lambda x, n: x * math.sqrt(index(n)), lambda x, n: x * math.sqrt(n.item())),
+    "float": (lambda x, n: x * complex(n.double() * 0.3).real, lambda x, n: x * (n.double() * 0.3).item()),
+    "power": (lambda x, n: x.abs() ** index(n), lambda x, n: x.abs() ** n.item()),
+    "slice": (lambda x, n: x[: index(n)].sum() * x, lambda x, n: x[: n.item()].sum() * x),
+    "zeros": (lambda x, n: torch.zeros(index(n)).cos().sum() + x, lambda x, n: torch.zeros(n.item()).cos().sum() + x),
+    "row": (lambda x, n: x[index(n)] * 2, lambda x, n: x[n.item()] * 2),
     "of a list": (lambda x, n: x * TABLE[int(n)], lambda x, n: x * torch.tensor(TABLE)[n]),
-    "of a number": (lambda x, n: x * int(n.item()), lambda x, n: x * n.item()),
+    "of a number": (lambda x, n: x * index(n.item()), lambda x, n: x * n.item()),
 }
 
 
 @pytest.mark.parametrize("name", READS)
 def test_a_number_that_is_read_is_named_at_the_fourth_program_and_the_fix_works(name: str) -> None:
-    """Python makes an int of what ``int`` returns; what ``item`` returns is a symbol from its second value on."""
+    """Python makes an int of what ``__index__`` returns; what ``item`` returns is a symbol from its second value on."""
     taken, fixed = READS[name]
     calls = [(torch.randn(10), torch.tensor(n)) for n in (3, 5, 7, 4, 6, 9)]
     compiled = fg.jit(taken, backend="aten")
@@ -241,9 +263,94 @@ def test_a_number_that_is_read_is_named_at_the_fourth_program_and_the_fix_works(
         assert_rounded(compiled(*args), taken(*args))
 
 
+CONVERTED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "factor": lambda x, n: int(n) * x,
+    "quotient": lambda x, n: x / int(n),
+    "root": lambda x, n: x * math.sqrt(int(n)),
+    "float": lambda x, n: x * float(n.double() * 0.3),
+    "whole part": lambda x, n: x * int(n.double() * 0.7),
+    "power": lambda x, n: x.abs() ** int(n),
+    "slice": lambda x, n: x[: int(n)].sum() * x,
+    "zeros": lambda x, n: torch.zeros(int(n)).cos().sum() + x,
+    "row": lambda x, n: x[int(n)] * 2,
+    "of a number": lambda x, n: x * int(n.item()),
+    "map": lambda x, n: x * sum(map(float, (n, n * 2))),
+}
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_a_number_that_is_read_by_int_or_float_is_a_symbol(name: str) -> None:
+    compiled = fg.jit(CONVERTED[name], backend="aten")
+    calls = [(torch.randn(10), torch.tensor(n)) for n in (3, 5, 7, 4, 6, 9)]
+    assert not any(warnings_of(compiled, calls)) and compiled.cache_info().misses <= 2
+    for args in calls:
+        assert_rounded(compiled(*args), CONVERTED[name](*args))
+
+
 def test_reads_that_decide_few_programs_are_not_warned_of() -> None:
     calls = [(torch.randn(10), torch.tensor(n)) for n in (3, 25, 7, 17, 9, 1)]
     steps = fg.jit(lambda x, n: x.sin() if n > 20 else x.cos() if n > 10 else x.exp() if n > 5 else x, backend="aten")
     assert not any(warnings_of(steps, calls)) and steps.cache_info().misses >= 4
     meant = fg.jit(lambda x, n: x * int(n), backend="aten", dynamic=False)
     assert not any(warnings_of(meant, calls))
+
+
+# ── at levels of torch.func ──────────────────────────────────────────────────────────────────────────────────────
+
+NUMBERS = torch.linspace(1, 2, 40)
+VARYING: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "size": lambda x, n: (x**2).sum() / x.shape[0],
+    "size as a number": lambda x, n: (x / float(len(x))).exp().sum(),
+    "slice by a size": lambda x, n: x[: int(len(x) * 0.6)].sin().sum() * NUMBERS[x.shape[0] // 2],
+    "product": lambda x, n: (x @ x.T).softmax(-1).square().sum(),
+    "number": lambda x, n: (x * n).sin().sum() + (x / float(n)).exp().sum(),
+    "slice by a number": lambda x, n: (x * NUMBERS[:n].sum()).cos().sum() * NUMBERS[-n],
+    "pad": lambda x, n: F.pad(x, (0, n), value=0.5).square().cumsum(1).sum(),
+}
+LEVELS: dict[str, Callable[..., Tensor]] = {
+    "grad": lambda f, x: torch.func.grad(f)(x),
+    "vjp": lambda f, x: torch.func.vjp(f, x)[1](torch.tensor(2.0))[0],
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (x.cos(),))[1],
+    "second": lambda f, x: torch.func.grad(lambda y: torch.func.grad(f)(y).sin().sum())(x),
+    "batch": lambda f, x: torch.func.vmap(torch.func.grad(f))(torch.stack([x, 2 * x])),
+}
+
+
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", VARYING)
+def test_sizes_and_numbers_that_vary_at_a_level_are_symbols(name: str, level: str) -> None:
+    f, at_level = VARYING[name], LEVELS[level]
+    compiled = fg.jit(f, backend="aten")
+    for i, n in enumerate((9, 8, 6, 12, 7, 10, 5)):
+        x = torch.linspace(-1, 1, 3 * n).view(n, 3)
+        # forward mode, and vmap, compute some things with the value of a size
+        with fg.no_retrace() if i > 3 and level not in ("jvp", "batch") else contextlib.nullcontext():
+            found = at_level(lambda y: compiled(y, n), x)
+        torch.testing.assert_close(found, at_level(lambda y: f(y, n), x))
+
+
+# ── what stood in the way of symbols need not do so for ever ─────────────────────────────────────────────────────
+
+
+def test_captured_tensors_that_no_longer_share_memory_have_sizes_that_vary() -> None:
+    kept: dict[str, Tensor] = {}
+    compiled = fg.jit(lambda x: x * (kept["a"].sum() + kept["b"].sum()), backend="aten")
+    for n in (4, 5, 6):
+        kept["a"], kept["b"] = torch.ones(9)[:n].split(n - 1)
+        assert_rounded(compiled(torch.ones(3)), torch.full((3,), float(n)))
+    shared = compiled.cache_info().misses
+    for n in (4, 5, 6, 7, 8):
+        kept["a"], kept["b"] = torch.ones(n), torch.ones(n)
+        assert_rounded(compiled(torch.ones(3)), torch.full((3,), 2.0 * n))
+    assert compiled.cache_info().misses <= shared + 2
+
+
+def test_that_a_number_can_be_no_size_is_found_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+    compiled = fg.jit(lambda x, n: x[:n], backend="aten")  # a result that looks at an input, by n
+    whole = type(compiled)._compile
+    monkeypatch.setattr(type(compiled), "_compile", lambda self, *given: tried.append(1) or whole(self, *given))
+    for n in (3, 4, 5, 6, 7):
+        assert torch.equal(compiled(torch.arange(9.0), n), torch.arange(9.0)[:n])
+    assert len(tried) == compiled.cache_info().misses + 1

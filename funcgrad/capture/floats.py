@@ -185,7 +185,8 @@ class NumberNode(NumberBelow):
         """An int as a float that is equal to it, which is a guard; None where there may be none."""
         if not self.answer(f"(-{_EXACT} <= {{}} <= {_EXACT})", lambda value: -_EXACT <= value <= _EXACT):
             return None
-        return NumberNode(self.floats, f"float({self.text})", float(self.hint), self.symbols)
+        # not float(), of which no symbol comes out where a graph is traced again
+        return NumberNode(self.floats, f"({self.text} / 1)", float(self.hint), self.symbols)
 
 
 def _written(value: Any) -> str:

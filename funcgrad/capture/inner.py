@@ -128,7 +128,7 @@ class Inner:
         leaves += [self._given(trace, slot, owners, stored) for slot in self.facts.given]
         paths = [*paths, *map(str, self.facts.given)]
         outputs, bases = look_at_outputs(leaves, paths, slot_of, trace.lineage, self.named, is_base)
-        varies = bool(self.inputs.sizes) or self.inputs.has_ints_for_sizes
+        varies = bool(self.inputs.sizes) or self.inputs.has_symbols_for_sizes
         if [_kind(o, varies) for o in outputs] != [_kind(o, varies) for o in self.facts.outputs]:
             raise _another_result(self.facts, outputs, varies)
         if trace.symbols.may_be_sizes():

@@ -30,7 +30,7 @@ class Inputs:
 
     A tensor leaf is an input, a ``Symbolic`` leaf a symbolic float; any other leaf is static. ``names`` are those of
     the positional arguments. ``sizes``: the dimensions of tensors that are traced as symbols, by the tensors' paths.
-    ``state``: the numbers of Python state that are. ``may_be_sizes``: whether ints that are symbols may be sizes.
+    ``state``: the numbers of Python state that are. ``may_be_sizes``: whether numbers that are symbols may be sizes.
     """
 
     names: tuple[str, ...]
@@ -53,9 +53,14 @@ class Inputs:
         return [(s, v) for s, v in zip(self.slots, self.leaves, strict=True) if isinstance(v, Tensor)]
 
     @property
-    def has_ints_for_sizes(self) -> bool:
-        """Whether there are symbols that may be sizes."""
-        return self.may_be_sizes and any(isinstance(v, Symbolic) and type(v.value) is int for _, v in self.dynamic)
+    def has_symbols(self) -> bool:
+        """Whether any number of the call is a symbol."""
+        return bool(self.sizes) or any(isinstance(v, Symbolic) for _, v in self.dynamic)
+
+    @property
+    def has_symbols_for_sizes(self) -> bool:
+        """Whether there are symbols of which a number that is a size may be made."""
+        return self.may_be_sizes and self.has_symbols
 
     def at(self, positions: Iterable[int]) -> set[str]:
         """The names of the positional arguments at these positions."""

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from .. import refusals
 from ..autograd_state import has_history, is_dead_end, leaves_below, python_node_below
-from ..graph_primitives import NumberAsSize, Opaque, on_path
+from ..graph_primitives import NumberAsSize, Opaque, has_symbols, on_path
 from ..graphs import (
     Graph,
     ancestors,
@@ -29,7 +29,7 @@ from ..graphs import (
 )
 from ..joint import Constant, Joint, Returned
 from ..slots import Base, Final, Grad, Out, Signature, Slot
-from ..state.lengths import lengths_in
+from ..state.conversions import standing_in
 from ..state.watch import Watch
 from ..subclasses import inner_tensors, parts
 from ..symbolic.torch_sizes import shape_of, strides_of
@@ -64,7 +64,7 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool,
             backward_autocast=inner.backward_autocast,
             rng=inner.rng,
             path=inner.facts.path,
-            may_be_sizes=inner.inputs.has_ints_for_sizes and why_sizes_are_known(inner.facts) is None,
+            may_be_sizes=inner.inputs.has_symbols_for_sizes and why_sizes_are_known(inner.facts) is None,
         )
     )
     trace.watch = watch
@@ -73,9 +73,11 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool,
     assert trace.graph is not None
     ins = inputs_of(inner, trace, reals, grad)
 
+    has_numbers = bool(trace.symbols) or trace.symbols.may_be_sizes() or has_symbols(inner.facts.path)
+
     def run() -> tuple[Ran, dict[Slot, Any]]:
         try:
-            with lengths_in(watch.measuring if trace.symbols.may_be_sizes() else ()):
+            with standing_in(watch.converting if has_numbers else ()):
                 # a gradient enables grad mode itself, and is off outside; jit is traced in the caller's grad mode
                 with torch.set_grad_enabled(grad and inner.splits), trace.lifter:
                     ran = inner.run(*ins)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..autograd_state import is_untold, renew_history
 from ..graphs import tensors_in
-from ..state.lengths import asking_globals
+from ..state.conversions import asking_globals
 from ..state.lines import user_line
 from ..subclasses import is_traced
 from ..torch_private.autograd import running_node_name

@@ -188,8 +188,11 @@ class Reads:
         if trace.graph is None:  # sizes are no symbols in this run
             return node.hint
         is_given = None in reads
-        if not reads or (is_given and not self._may_be_sizes) or node.hint < LEAST or trace.bodies.given:
+        if not reads or (is_given and not self._may_be_sizes) or abs(node.hint) < LEAST or trace.bodies.given:
             return fixed(number)
+        if node.hint < 0:  # counted from the end
+            end = self.as_size(-number)
+            return -end if isinstance(end, torch.SymInt) else fixed(number)
         if is_given and not node.answer(f"({{}} < {_MOST})", lambda value: value < _MOST):
             return fixed(number)
         if node.text not in self._as_sizes:

@@ -1,7 +1,7 @@
 """Calls that PyTorch makes with the value of a size, said in another way, in which a symbol stays one.
 
-The same is computed: of ``linspace`` by its formula, of ``torch.tensor(n)`` by ``full``, of a pooling in one dimension
-by one in two.
+The same is computed: of ``linspace`` and ``lerp`` by their formulas, of ``torch.tensor(n)`` by ``full``, of a pooling
+in one dimension by one in two.
 """
 
 from __future__ import annotations
@@ -123,6 +123,37 @@ def _attention(query: Tensor, *given: Any, scale: Any = None, **more: Any) -> Te
     return attention(query.mul(scale), *given, scale=1.0, **more)  # type: ignore[no-any-return, arg-type]
 
 
+_DIFFERENTIATED = torch.float32, torch.float64
+
+
+def _has_history(*tensors: Any) -> bool:
+    """Whether derivatives are taken, in C++ with the value of a number, of tensors that lose nothing in another
+    order."""
+    return all(isinstance(t, Tensor) and t.dtype in _DIFFERENTIATED for t in tensors) and any(
+        t.requires_grad for t in tensors
+    )
+
+
+def _pow(base: Any, exponent: Any, **more: Any) -> Tensor:
+    """With a tensor of no dimensions in the place of a number, which its derivatives compute with."""
+    tensor, number = (base, exponent) if isinstance(base, Tensor) else (exponent, base)
+    if not isinstance(number, SymFloat) or not _has_history(tensor):
+        return torch.pow(base, exponent, **more)  # type: ignore[no-any-return]
+    as_tensor = _made_of(number, torch.float64, tensor.device)
+    wide = tensor if tensor.dim() else tensor.unsqueeze(0)  # else its dtype would be that of both
+    found = torch.pow(wide, as_tensor) if tensor is base else torch.pow(as_tensor, wide)
+    return found if tensor.dim() else found.squeeze(0)
+
+
+def _lerp(start: Any, end: Any, weight: Any, **more: Any) -> Tensor:
+    """By its formula, as PyTorch computes it."""
+    if not isinstance(weight, SymFloat) or not _has_history(start, end):
+        return torch.lerp(start, end, weight, **more)
+    by: Any = weight
+    found: Tensor = start + by * (end - start) if abs(by) < 0.5 else end - (end - start) * (1 - by)
+    return found
+
+
 def _item(tensor: Tensor, at: Any) -> Any:
     """An item by a size, which is a view by ``select``."""
     taken, rest = _selected(tensor, at)
@@ -165,6 +196,9 @@ OF_SIZES: dict[Any, Callable[..., Any]] = {
     functional.max_pool1d: _max_pool1d,
     torch.max_pool1d: _max_pool1d,
     functional.scaled_dot_product_attention: _attention,
+    **dict.fromkeys((torch.pow, Tensor.pow, Tensor.__pow__), _pow),
+    Tensor.__rpow__: lambda exponent, base: _pow(base, exponent),
+    **dict.fromkeys((torch.lerp, Tensor.lerp), _lerp),
     Tensor.__getitem__: _item,
     Tensor.__setitem__: _set_item,
 }

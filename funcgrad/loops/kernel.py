@@ -332,8 +332,10 @@ def _in_parts(
         b for e in found if isinstance(e, Load) for b in e.guard if is_shifted_axis(b[0]) and axis in b[0].axes
     )
     ends = {end - i.const for i, *both in bounds for end in both}
+    if not ends or not all(isinstance(end, int) for end in ends):  # another size would be other parts
+        return None
     size = math.gcd(axis.size, *ends)
-    if not ends or size < _PART or axis.size > _PARTS * size:
+    if size < _PART or axis.size > _PARTS * size:
         return None
     part = Axis(axis.name, size)
     return (

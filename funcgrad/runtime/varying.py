@@ -54,7 +54,7 @@ def inputs_to_try(symbolic: Inputs, symbols: Collection[Symbol]) -> list[Inputs]
     that are no sizes, and with fewer."""
     found = [without_symbols(symbolic, varying_symbols(symbolic) - kept) for kept in symbol_sets_to_try(symbols)]
     first = evolve(found[0], may_be_sizes=False)
-    return [found[0], first, *found[1:]] if found[0].has_ints_for_sizes else found
+    return [found[0], first, *found[1:]] if found[0].has_symbols_for_sizes else found
 
 
 def without_symbols(inputs: Inputs, gone: Collection[Symbol]) -> Inputs:

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from .code import Mentions, mentions, together
+from .conversions import is_stand_in, own_names
 from .guards import MISSING, Guard, Met, Place, holds_tensors
 from .impure import is_iterator
-from .lengths import length, own_names
 from .names import LIBRARIES, found_on, is_installed_file, is_library, is_of_library, is_of_trace, joined, package
 from .reached import C_FUNCTIONS, Reached
 
@@ -91,7 +91,7 @@ class Mentioned(Reached):
             self.globals.setdefault((id(function.__globals__), variable), (place, place.read()))
         for variable in sorted(said.globals):
             place = Place("item", function.__globals__, variable, variable)
-            if function.__globals__.get(variable, length) is not length:
+            if variable in function.__globals__ and not is_stand_in(variable, function.__globals__[variable]):
                 self._mentioned(place, said, own)
             elif not hasattr(builtins, variable):
                 self._guard(Guard.absent(place))

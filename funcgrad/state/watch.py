@@ -27,10 +27,10 @@ from ..errors import UnwatchedStateWarning
 from .assumed import Assumed
 from .caches import entries_of
 from .code import Mentions, builtins_in, loads_of, mentions, together
+from .conversions import Globals, converting
 from .guards import MISSING, Guard, Place
 from .hooks import hooked_environment, listening, unhook
 from .impure import Generator, asks_clock, put_back, warn_of_clocks
-from .lengths import Globals
 from .lines import Lines
 from .names import (
     LIBRARIES,
@@ -161,6 +161,11 @@ class Watch(Assumed):
     def knows(self, value: Any) -> bool:
         """Whether a value is an object that was there before the run."""
         return id(value) in self._known
+
+    @property
+    def converting(self) -> list[tuple[Globals, str]]:
+        """Where ``len``, ``float`` and ``int`` may be asked for what is a symbol: globals, and the name."""
+        return [*((space, "len") for space in self.measuring), *converting(self._codes.values())]
 
     def places_of(self, wanted: Sequence[Tensor]) -> dict[int, Place]:
         """By identity, the first place of each tensor that was read from one that is known, or lies in a container

@@ -21,7 +21,7 @@ from ..capture.observe import Surroundings, observe
 from ..capture.reads import READS_LATER
 from ..checkpoint_policies import policy_of
 from ..errors import AutocastWarning
-from ..graph_primitives import Path, has_sizes
+from ..graph_primitives import Path, has_sizes, has_symbols
 from ..joint import Joint
 from ..layers.inverse import inverse_of
 from ..layers.layer import statements_of
@@ -97,10 +97,8 @@ def _captured(
         watch.release()
         if joint.sizes is not None and joint.sizes.are_numbers:
             require_sizes_may_vary(facts)
-            if at_level or options.memory_budget is not None:
-                raise NotSymbolicError(
-                    "a program at a level of torch.func, or with a memory_budget, is for known sizes"
-                )
+            if options.memory_budget is not None:
+                raise NotSymbolicError("a program with a memory_budget is for known sizes")
         key = with_sizes(key, joint.sizes)
     return CapturedCall(definition.root, grad, inputs, tensors, facts, key, outer, layers, inner, joint, refused)
 
@@ -140,4 +138,6 @@ def _traced(inner: Inner, reals: list[object], grad: bool, watch: Watch) -> tupl
         assert isinstance(error.__cause__, RuntimeError)
         if inner.facts.reads is not None and isinstance(error.__cause__, READS_LATER):
             return capture(inner, reals, True, False, watch), None
+        if inner.inputs.has_symbols or has_symbols(inner.facts.path):  # C++ may know no symbol there
+            raise NotSymbolicError(f"its backward pass fails ({error.__cause__})") from error
         return capture(inner, reals, True, False, watch), named_error(error.__cause__) or error.__cause__

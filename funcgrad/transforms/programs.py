@@ -38,7 +38,7 @@ from ..runtime.call import MISS, print_call
 from ..runtime.captured import CapturedCall
 from ..runtime.check import require_same
 from ..runtime.key import aliasing
-from ..runtime.miss_reasons import why_not
+from ..runtime.miss_reasons import captured_by, why_not
 from ..runtime.program import Program
 from ..runtime.recompiles import Recompiles
 from ..runtime.varying import (
@@ -111,6 +111,8 @@ class Programs(abc.ABC):
         self._is_warned_of_paths = False
         self._lost_paths = 0
         self._not_symbolic: set[tuple[Symbol, Any]] = set()
+        self._no_sizes: set[Any] = set()
+        """By what shares memory, where the function does not trace with numbers as sizes."""
         self.__name__ = name_of(definition.root)
         self.__doc__ = getattr(definition.root, "__doc__", None)
         self.__wrapped__ = definition.root
@@ -282,7 +284,7 @@ class Programs(abc.ABC):
         the function can work on it; what it decides is checked in the program."""
         attempts = [path]
         if path and self._options.dynamic is not False and self._options.numerics == "fast":
-            of_sizes = self._options.memory_budget is None and not self._at_level  # these are for known sizes
+            of_sizes = self._options.memory_budget is None  # such programs are for known sizes
             last = last_with_symbols(
                 path, [program.joint.reads for program in self._cache.programs] if of_sizes else []
             )
@@ -302,13 +304,15 @@ class Programs(abc.ABC):
         dynamic, programs = self._options.dynamic, self._cache.programs
         if dynamic is False or self._options.numerics != "fast":
             return self._compile(inputs, path)
-        sizes = self._options.memory_budget is None and not self._at_level  # these are for known sizes
+        sizes = self._options.memory_budget is None  # programs with one are for known sizes
         start = with_sizes_as_symbols(inputs) if dynamic and sizes else inputs
         static = inputs.at(self._options.static_argnums)
         symbolic = with_symbols(start, programs, sizes, given_ints=not self._definition.replays, static=static)
-        shared = aliasing([tensor for _, tensor in inputs.tensors])  # what shares memory today need not tomorrow
+        shared = self._shared(inputs)
         symbols = varying_symbols(symbolic)
         symbols -= {symbol for symbol, where in self._not_symbolic if where == shared}
+        if shared in self._no_sizes:
+            symbolic = evolve(symbolic, may_be_sizes=False)
         for attempt in inputs_to_try(symbolic, symbols):
             kept = varying_symbols(attempt)
             try:
@@ -321,8 +325,17 @@ class Programs(abc.ABC):
                 self._why_static = str(error)
             else:
                 self._not_symbolic |= {(symbol, shared) for symbol in symbols - kept}
+                if kept == symbols and symbolic.may_be_sizes and not attempt.may_be_sizes:
+                    self._no_sizes.add(shared)
                 return program
         raise AssertionError("the last attempt has no symbols")
+
+    def _shared(self, inputs: Inputs) -> Any:
+        """How what a call is given, and what the function closes over, shares memory: today, it need not tomorrow."""
+        programs = self._cache.programs
+        captured = captured_by(programs[0], inputs) if programs else []
+        tensors = [*inputs.tensors, *captured]
+        return aliasing([tensor for _, tensor in tensors if isinstance(tensor, Tensor)])
 
     # ── the stages ───────────────────────────────────────────────────────────────────────────────────────────────
 
