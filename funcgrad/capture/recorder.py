@@ -295,7 +295,9 @@ class Recorder:
     def during(self, where: str | None) -> dict[str, Any]:
         """What is noted of a call that is recorded now."""
         passage = None if self.passages is None else self.passages.now
-        known = {} if passage is None else {"passage": passage}
+        known: dict[str, Any] = {} if passage is None else {"passage": passage}
+        if self.passages is not None and self.passages.absent:
+            known["absent"] = self.passages.absent
         return {"pass": self.current_pass, "where": where, **known}
 
     def inner_graph(

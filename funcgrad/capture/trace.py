@@ -35,6 +35,7 @@ from .captures import Lifted, detached, require_traceable
 from .error_translation import named_error
 from .floats import NotSymbolicError
 from .lineage import Lineage
+from .listeners import Listeners
 from .questions import Questions
 from .random_operators import Draws
 from .reads import Reads
@@ -105,13 +106,14 @@ class Trace(Recorder):
         self.hooked: dict[int, str | None] = {}
         """Where the function registers hooks on what stands for inputs."""
         self.hooks = TensorHooks()
+        self.listeners = Listeners()
         self.forgotten = Forgotten()
         self.differentiates = False
         """Whether a backward pass of the function's own has run (``.backward()``, ``torch.autograd.grad``)."""
         self.backward_begins: Callable[[], None] = lambda: None
         self.backward_is_done: Callable[[bool, bool, Sequence[Any]], None] = lambda keeps, creates, targets: None
         """Called around a ``.backward()`` of the function's; ``targets``: its ``inputs``."""
-        self.questions = Questions(lambda: self.reals)
+        self.questions = Questions(lambda: self.reals, self.listeners)
         self.checks: str | None = None
         self.inside_subclass = False
         self.watch: Watch | None = None

@@ -400,7 +400,7 @@ class _Lowering:
         found = copy(kept, self._functional, lambda: self._readers(memory))
         # the first inputs of the autograd Function are no tensors
         results = [found.get(i - 2) for i in range(len(s.likes))]
-        for i in context.program.backward.gradients:
+        for i in context.program.unreached(incoming):
             like = s.likes[2 + i]
             if results[2 + i] is None and isinstance(like, Declared) and is_heard(context.given[i]()):
                 results[2 + i] = torch.zeros(mapped(like.shape, self._read), dtype=like.dtype, device=like.device)

@@ -26,7 +26,7 @@ from ..capture.autocast import autocast_as
 from ..capture.views import Step, take
 from ..generators import Drawn, OwnDraws, mark_of, own_draws, state_of
 from ..graphs import Graph
-from ..slots import Final, Late, Slot
+from ..slots import Final, Grad, Late, Slot
 from ..subclasses import Wrapping, inner_tensors, overwrite
 from ..torch_private.autograd import any_autocast, below_autograd, graph_is_kept, is_executed, versions_kept
 from ..torch_private.levels import is_mapped
@@ -61,6 +61,8 @@ class Differentiable:
     ins: tuple[Slot, ...]
     outs: tuple[Slot, ...]
     backward_ins: tuple[Slot, ...]
+    gives: tuple[Slot, ...]
+    """What backward may give, in some of its passes."""
     cotangents: Mapping[Slot, CotangentLayout]
     together: Mapping[Slot, frozenset[Slot]]
     """For each of these outputs those from which a backward pass has something in common; nothing where all have."""
@@ -106,7 +108,7 @@ class Differentiable:
     @property
     def written(self) -> list[Final]:
         """What backward writes to: inputs, then outputs."""
-        found = [] if self.backward is None else self.backward.written
+        found = [slot for slot in self.gives if isinstance(slot, Final)]
         return [s for s in found if s.of in self.ins] + [s for s in found if s.of in self.outs]
 
     def half(self, arrived: Sequence[bool], asked: Sequence[bool] | None = None) -> Half:
@@ -114,7 +116,7 @@ class Differentiable:
         inputs a gradient is asked for, if that matters."""
         assert self.backward is not None
         unasked = frozenset[Slot]()
-        if asked is not None and not all(asked[i] for i in self.backward.gradients):
+        if asked is not None and not all(asked[i] for i in self.at.gradients):
             unasked = frozenset(slot for slot, is_asked in zip(self.ins, asked, strict=True) if not is_asked)
         if all(arrived) and not unasked:
             return self.backward
@@ -124,6 +126,10 @@ class Differentiable:
                 if key not in self._halves:
                     self._halves[key] = self.narrowed(*key)
         return self._halves[key]
+
+    def unreached(self, incoming: Sequence[Tensor | None]) -> list[int]:
+        """The inputs to which a backward pass with these gradients of outputs does not come."""
+        return [i for i, outs in self.at.reached.items() if all(incoming[k] is None for k in outs)]
 
     def writes_of(self, half: Half) -> tuple[int, ...]:
         """Which of what is ``written`` a half writes to."""
@@ -158,7 +164,7 @@ class Differentiable:
 
         def gradients(ctx: Any, incoming: Sequence[Tensor | None], asked: Callable[[], Sequence[bool]]) -> list[Any]:
             result = _gradients(ctx, incoming, asked)
-            _add_zeros(ctx, result, [i for i in self.at.reached if i not in apart])
+            _add_zeros(ctx, result, [i for i in self.unreached(incoming) if i not in apart])
             return result
 
         return applied(
@@ -197,6 +203,8 @@ class _Positions:
     n_outs: int
     differentiable: tuple[int, ...]
     kept: tuple[int, ...]
+    gradients: tuple[int, ...]
+    """The inputs that may get one."""
     late: tuple[int, ...]
     requires_grad: tuple[int, ...]
     needed: frozenset[int]
@@ -224,13 +232,14 @@ class _Positions:
         def among(places: Mapping[Slot, int], slots: Iterable[Slot]) -> tuple[int, ...]:
             return tuple(places[slot] for slot in slots if slot in places)
 
-        gradients = () if program.backward is None else program.backward.gradients
+        gradients = among(ins, (slot.of for slot in program.gives if isinstance(slot, Grad)))
         with_gradient = {slot for slot, i in ins.items() if i in gradients}
         requires_grad = tuple(sorted(among(ins, program.requires_grad)))
         return _Positions(
             n_outs=len(outs),
             differentiable=among(outs, program.cotangents),
             kept=among(ins, program.backward_ins),
+            gradients=gradients,
             late=tuple(ins[s.of] for s in program.backward_ins if isinstance(s, Late)),
             requires_grad=requires_grad,
             needed=frozenset(among(ins, program.needed)),
@@ -269,9 +278,7 @@ class _Apply(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Any, ...]:
         result = _gradients(ctx, incoming, lambda: _asked(ctx))
-        program: Differentiable = ctx.program
-        if program.backward is not None and not all(incoming[i] is not None for i in program.at.differentiable):
-            _add_zeros(ctx, result, program.backward.gradients)
+        _add_zeros(ctx, result, ctx.program.unreached(incoming))
         return (None, None, *result)
 
 

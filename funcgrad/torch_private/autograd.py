@@ -95,13 +95,19 @@ def custom_function_of(node: Any) -> type | None:
 
 
 def materializes(function: Any) -> bool:
-    """Whether an ``autograd.Function`` is given zeros for a gradient that is undefined. It may be told so in its
-    forward, and PyTorch does not say what it was told: one that mentions it takes what comes."""
+    """Whether an ``autograd.Function`` that ran outside of a trace is given zeros for a gradient that is undefined. It
+    may be told so in its forward, and PyTorch does not say what it was told: one that mentions it takes what comes."""
+    return names_in(function).isdisjoint({"set_materialize_grads", "materialize_grads"})
+
+
+def names_in(function: Any) -> set[str]:
+    """What the forward of an ``autograd.Function`` mentions."""
     made = (getattr(f, "__code__", None) for f in (function.forward, function.setup_context))
-    return not any(
-        code is not None and not {"set_materialize_grads", "materialize_grads"}.isdisjoint(code.co_names)
-        for code in made
-    )
+    return {name for code in made if code is not None for name in code.co_names}
+
+
+SET_MATERIALIZES = torch.autograd.function.FunctionCtx, "set_materialize_grads"
+"""What an ``autograd.Function`` calls to say whether it is given zeros for a gradient that is undefined."""
 
 
 def running_node_name() -> str | None:
