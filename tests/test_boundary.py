@@ -655,3 +655,31 @@ def test_such_passes_do_not_run_forward_again():
     before = len(called)
     outs[0].sum().backward()
     assert len(called) == before
+
+
+def of_many(x):
+    return tuple((x * i).sin() for i in range(1, 8))
+
+
+@pytest.mark.parametrize("how", ["engine", "level"])
+def test_halves_from_other_results_each_time_are_bounded_and_warned_of(how, monkeypatch):
+    monkeypatch.setattr("funcgrad.runtime.halves.AT_MOST", 20)
+    monkeypatch.setattr("funcgrad.transforms.programs.AT_MOST", 20)
+    compiled, x = fg.jit(of_many, backend="aten"), torch.ones(2)
+    outs = compiled(x.requires_grad_())
+    chosen = [[i for i in range(7) if mask >> i & 1] for mask in range(1, 31)]
+
+    def gradient(of):
+        if how == "engine":
+            return torch.autograd.grad(sum(outs[i].sum() for i in of), x, retain_graph=True)[0]
+        return at_level(compiled, of)
+
+    def at_level(f, of):
+        return torch.func.grad(lambda x: (lambda outs: sum(outs[i].sum() for i in of))(f(x)))(x.detach())
+
+    with pytest.warns(fg.RecompileWarning, match="backward passes of of_many come from other results") as warned:
+        for of in chosen:
+            torch.testing.assert_close(gradient(of), at_level(of_many, of))
+    assert len(warned) == 1
+    if how == "engine":
+        assert len(outs[0].grad_fn.program._halves._made) == 20

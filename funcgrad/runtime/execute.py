@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -25,7 +24,6 @@ from ..backends.backend import Runnable
 from ..capture.autocast import autocast_as
 from ..capture.views import Step, take
 from ..generators import Drawn, OwnDraws, mark_of, own_draws, state_of
-from ..graphs import Graph
 from ..slots import Final, Grad, Late, Slot
 from ..subclasses import Wrapping, inner_tensors, overwrite
 from ..torch_private.autograd import any_autocast, below_autograd, graph_is_kept, is_executed, versions_kept
@@ -33,6 +31,7 @@ from ..torch_private.levels import is_mapped
 from ..torch_private.tensors import is_wrapper_subclass
 from .cotangents import CotangentLayout, Outline
 from .gates import applied
+from .halves import Half, Halves
 
 Pullback = Callable[[Sequence[Any], Sequence[Any], Sequence[Tensor | None]], Sequence[Tensor | None]]
 """Takes the inputs as forward was given them (None for one that is gone), their values then, and the incoming
@@ -102,8 +101,7 @@ class Differentiable:
     def _positions(self) -> _Positions:
         return _Positions.of(self)
 
-    _halves: dict[tuple[frozenset[Slot], frozenset[Slot]], Half] = field(factory=dict, init=False)
-    _lock: Any = field(factory=threading.Lock, init=False)
+    _halves: Halves = field(factory=Halves, init=False)
 
     @property
     def written(self) -> list[Final]:
@@ -121,11 +119,7 @@ class Differentiable:
         if all(arrived) and not unasked:
             return self.backward
         key = frozenset(s for s, here in zip(self.cotangents, arrived, strict=True) if not here), unasked
-        if key not in self._halves:
-            with self._lock:
-                if key not in self._halves:
-                    self._halves[key] = self.narrowed(*key)
-        return self._halves[key]
+        return self._halves.found(key, self.narrowed, self.name)
 
     def unreached(self, incoming: Sequence[Tensor | None]) -> list[int]:
         """The inputs to which a backward pass with these gradients of outputs does not come."""
@@ -170,25 +164,6 @@ class Differentiable:
         return applied(
             lambda ctx: _ran(ctx, self, given), gradients, seen, apart, self.at.differentiable, len(self.outs)
         )
-
-
-@frozen(eq=False)
-class Half:
-    """The backward half of a program, for a pass with some of the incoming gradients.
-
-    ``run`` takes what backward is given, without those that are not there, and returns what ``outs`` names: the
-    gradients of the inputs at these places, then what is written to inputs and outputs (``Final``).
-    """
-
-    run: Runnable
-    outs: tuple[Slot, ...]
-    gradients: tuple[int, ...]
-    graph: Graph
-
-    @property
-    def written(self) -> list[Final]:
-        """What it writes to."""
-        return [slot for slot in self.outs if isinstance(slot, Final)]
 
 
 def is_heard(tensor: Tensor | None) -> bool:

@@ -35,7 +35,8 @@ from ..options import Options
 from ..passes.traced_passes import TracedPasses, of_pass
 from ..runtime.captured import CapturedCall
 from ..runtime.cotangents import CotangentLayout, Outline
-from ..runtime.execute import Differentiable, Half
+from ..runtime.execute import Differentiable
+from ..runtime.halves import Half
 from ..slots import Cotangent, Final, Grad, Late, NewMemory, Saved, Seed, Signature, Slot, inner_path, outer_slot
 from ..state.state import as_it_was
 from ..subclasses import Wrapping

@@ -105,7 +105,7 @@ def _node_hooked(a: Tensor, b: Tensor) -> Sequence[Tensor]:
     node.register_prehook(
         lambda given: tuple(None if g is None else g * sum(v is not None for v in given) for g in given)
     )
-    node.register_hook(lambda made, given: tuple(g * (3 if given[0] is None else 1) for g in made))
+    node.register_hook(lambda made, given: tuple(g if g is None or given[0] is None else g * 3 for g in made))
     return [v * 1 for v in found]
 
 
