@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from .. import refusals
 from ..generators import is_default
-from ..graph_primitives import getitem, require_false, require_true, scalar, size
+from ..graph_primitives import getitem, require_false, require_of_autograd, require_true, scalar, size
 from ..graphs import Graph, pass_of, storages, value_of, written_copies
 from ..opaque_calls import call_opaque
 from ..slots import Arg, Out, Signature, Slot, identifier
@@ -278,6 +278,10 @@ class Recorder:
     def require_true(self, condition: Tensor, message: str) -> None:
         """The same of PyTorch's own checks: ``RuntimeError(message)`` where the fake ``condition`` is false."""
         self._require(require_true, condition, message)
+
+    def require_of_autograd(self, condition: Tensor, message: str) -> None:
+        """The same, but where a transform of torch.func runs."""
+        self._require(require_of_autograd, condition, message)
 
     def _require(self, check: Callable[..., None], condition: Tensor, message: str) -> None:
         if self.graph is not None:

@@ -129,6 +129,10 @@ class Trace(Recorder):
         self.varying: frozenset[str] = frozenset()
         """Where the function returns, or stores, numbers that are others for other sizes, which are no symbols in
         this run."""
+        self.plays: tuple[str, object] | None = None
+        """The node of a captured backward pass that is played, by name."""
+        self.is_as_torch_func = False
+        """Whether a backward pass runs as a transform of torch.func would run it."""
         self._depth = 0
 
     # ── inputs ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -440,6 +444,15 @@ class Trace(Recorder):
     def late_nodes(self) -> dict[Slot, fx.Node]:
         """The inputs that are read again in backward, each with its node."""
         return {slot.of: self.placeholder_of[slot] for slot in self.late if isinstance(slot, Late)}
+
+    @contextlib.contextmanager
+    def as_torch_func(self) -> Iterator[None]:
+        """Inside, a backward pass runs as a transform of torch.func would run it."""
+        before, self.is_as_torch_func = self.is_as_torch_func, True
+        try:
+            yield
+        finally:
+            self.is_as_torch_func = before
 
     @contextlib.contextmanager
     def backward_pass(self) -> Iterator[None]:

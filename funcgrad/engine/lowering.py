@@ -200,8 +200,10 @@ class _Lowering:
                 if s.kind is Kind.STORE:
                     self._store(s)
                     continue
+                self._trace.plays = short_name(s.name), s
                 results = self._region(s, s.run) if isinstance(s.run, Region) else s.run(*mapped(s.args, self._read))
                 self._made.update(zip(s.results, results, strict=True))
+        self._trace.plays = None
         self._settle()
 
     def _in_order(self) -> Iterator[Statement]:

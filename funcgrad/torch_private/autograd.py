@@ -46,6 +46,11 @@ def running_node() -> object | None:
     return torch._C._current_autograd_node()
 
 
+def is_of_level(node: Any) -> bool:
+    """Whether what a node of eigenvectors has saved is a tensor of a level of torch.func: then it checks nothing."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(node._saved_eigenvectors))
+
+
 graph_is_kept: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph  # type: ignore[attr-defined]
 """Whether the backward pass that runs in this thread leaves the graph as it is (``retain_graph``)."""
 

@@ -15,9 +15,11 @@ from ..capture.autocast import autocast_as
 from ..capture.inner import Inner
 from ..executable import Executable, compile_narrowed
 from ..generators import Drawn
+from ..graph_primitives import require_of_autograd
 from ..graphs import (
     Graph,
     bodies_of,
+    copy_nodes,
     drawn_from,
     has_effect,
     is_path_check,
@@ -296,9 +298,8 @@ def pure_of(found: CapturedCall, made: Executable) -> Pure:
     draws = _draws(whole, inner)
     halves, passes = None, None
     if len(graphs) == 2 and not joint.wrappings and _exchange_values_alone(*graphs):
-        halves = graphs[0], evolve(graphs[1], is_boxed=False, handed_over=frozenset())
-        passes = _passes(made)
-        passes = evolve(passes, graph=evolve(passes.graph, is_boxed=False, handed_over=frozenset()))
+        passes = evolve(traced := _passes(made), graph=_at_level(traced.graph))
+        halves = graphs[0], _at_level(graphs[1])
     autocast = found.key.ambient.autocast
     return Pure(
         found.root,
@@ -311,6 +312,14 @@ def pure_of(found: CapturedCall, made: Executable) -> Pure:
         halves=halves,
         passes=passes,
     )
+
+
+def _at_level(backward: Graph) -> Graph:
+    """The backward half as a level runs it: what autograd's engine alone asks of values, nobody asks."""
+    calls = [n for n in backward.fx.nodes if n.op != "output" and n.target is not require_of_autograd]
+    ins = list(zip(backward.signature.ins, backward.placeholders, strict=True))
+    outs = list(zip(backward.signature.outs, backward.results, strict=True))
+    return restrict(copy_nodes(backward, calls, ins, outs, backward.name), backward.signature.outs)
 
 
 def _exchange_values_alone(forward: Graph, backward: Graph) -> bool:
