@@ -683,3 +683,26 @@ def test_halves_from_other_results_each_time_are_bounded_and_warned_of(how, monk
     assert len(warned) == 1
     if how == "engine":
         assert len(outs[0].grad_fn.program._halves._made) == 20
+
+
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_leaf_that_gets_a_hook_after_the_call(register, elsewhere):
+    """It hears of passes that come to it, and of no other."""
+
+    def passes(f):
+        (x, y), log = leaves(), []
+        outs = f(x, y)
+        handle = getattr(y, register)(lambda v: log.append((v if register == "register_hook" else v.grad).tolist()))
+        for of in ([2], [1], [2], [0, 2]):
+            more = (y * 5).sum() if elsewhere else 0
+            (sum(outs[i].sum() for i in of) + more).backward(retain_graph=True)
+            log.append(None if y.grad is None else y.grad.tolist())
+        handle.remove()
+        outs[2].sum().backward(retain_graph=True)
+        outs[1].sum().backward()
+        return log, x.grad, y.grad
+
+    found, wanted = passes(fg.jit(two_heads)), passes(two_heads)
+    assert found[0] == wanted[0]
+    same_gradients(found[1:], wanted[1:])

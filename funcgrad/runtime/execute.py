@@ -19,7 +19,7 @@ from attrs import field, frozen
 from torch import Tensor
 
 from .. import refusals
-from ..autograd_state import bump_version, has_hooks, is_leaf, version_of
+from ..autograd_state import bump_version, has_hooks, is_leaf, pass_over, version_of
 from ..backends.backend import Runnable
 from ..capture.autocast import autocast_as
 from ..capture.views import Step, take
@@ -208,7 +208,6 @@ class _Positions:
             return tuple(places[slot] for slot in slots if slot in places)
 
         gradients = among(ins, (slot.of for slot in program.gives if isinstance(slot, Grad)))
-        with_gradient = {slot for slot, i in ins.items() if i in gradients}
         requires_grad = tuple(sorted(among(ins, program.requires_grad)))
         return _Positions(
             n_outs=len(outs),
@@ -225,8 +224,8 @@ class _Positions:
             unnoticed={ins[slot]: steps for slot, steps in program.unnoticed.items()},
             watched_inputs=tuple((ins[slot], moves) for slot, moves in program.watched.items() if slot in ins),
             watched_outs=among(outs, program.watched),
-            reached={ins[s]: frozenset(among(outs, of)) for s, of in program.reached.items() if s in with_gradient},
-            unused=frozenset(requires_grad) - frozenset(gradients) if gradients else frozenset(),
+            reached={ins[s]: frozenset(among(outs, of)) for s, of in program.reached.items() if of},
+            unused=frozenset(ins[s] for s, of in program.reached.items() if not of) if gradients else frozenset(),
             together=tuple(frozenset(among(active, others)) for others in program.together.values()),
             writes_inputs=among(ins, (s.of for s in program.written)),
             writes_outs=among(outs, (s.of for s in program.written)),
@@ -347,10 +346,14 @@ def _gradients(ctx: Any, incoming: Sequence[Tensor | None], asked: Callable[[], 
 
 def _add_zeros(ctx: Any, result: list[Any], places: Iterable[int]) -> None:
     """The engine goes on to inputs that this pass does not reach, where in eager PyTorch it does not: a hook there
-    would be given None. So a leaf that has hooks gets zeros, and so does what was computed outside, which may have
-    some."""
+    would be given None. So a leaf that got hooks since the call is passed over, and what was computed outside, which
+    may have some, gets zeros."""
     for i in places:
-        if result[i] is None and is_heard(ctx.given[i]()):
+        given = ctx.given[i]()
+        if result[i] is None and given is not None and is_leaf(given):
+            if has_hooks(given):
+                pass_over(given)
+        elif result[i] is None:
             like = ctx.inputs[i]
             result[i] = torch.zeros_like(like if isinstance(like, Tensor) else like.empty())
 
