@@ -706,3 +706,31 @@ def test_a_leaf_that_gets_a_hook_after_the_call(register, elsewhere):
     found, wanted = passes(fg.jit(two_heads)), passes(two_heads)
     assert found[0] == wanted[0]
     same_gradients(found[1:], wanted[1:])
+
+
+def writes_beside(x, y):
+    class Counts(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            COUNT.add_(1)
+            return g * 2
+
+    return Counts.apply(y), x * y, x.exp()
+
+
+def test_what_leads_to_inputs_that_nobody_asks_for_does_not_run():
+    """Though a gate leads to others that are asked for."""
+
+    def written(f):
+        COUNT.zero_()
+        x, y = leaves()
+        given = x * 1
+        outs = f(given, y)
+        torch.autograd.backward([v.sum() for v in outs], inputs=[x])
+        return x.grad, COUNT.clone()
+
+    torch.testing.assert_close(written(fg.jit(writes_beside)), written(writes_beside))

@@ -26,7 +26,13 @@ from ..capture.views import Step, take
 from ..generators import Drawn, OwnDraws, mark_of, own_draws, state_of
 from ..slots import Final, Grad, Late, Slot
 from ..subclasses import Wrapping, inner_tensors, overwrite
-from ..torch_private.autograd import any_autocast, below_autograd, graph_is_kept, is_executed, versions_kept
+from ..torch_private.autograd import (
+    any_autocast,
+    below_autograd,
+    graph_is_kept,
+    is_executed,
+    versions_kept,
+)
 from ..torch_private.levels import is_mapped
 from ..torch_private.tensors import is_wrapper_subclass
 from .cotangents import CotangentLayout, Outline
@@ -350,10 +356,11 @@ def _add_zeros(ctx: Any, result: list[Any], places: Iterable[int]) -> None:
     may have some, gets zeros."""
     for i in places:
         given = ctx.given[i]()
-        if result[i] is None and given is not None and is_leaf(given):
-            if has_hooks(given):
-                pass_over(given)
-        elif result[i] is None:
+        if result[i] is not None or not is_heard(given):
+            continue
+        if given is not None and is_leaf(given) and not hasattr(ctx, "_asked"):  # a recorded pass calls them itself
+            pass_over(given)
+        else:
             like = ctx.inputs[i]
             result[i] = torch.zeros_like(like if isinstance(like, Tensor) else like.empty())
 
