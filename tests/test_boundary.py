@@ -708,7 +708,7 @@ def test_a_leaf_that_gets_a_hook_after_the_call(register, elsewhere):
     same_gradients(found[1:], wanted[1:])
 
 
-def writes_beside(x, y):
+def writes_beside(x, y, w):
     class Counts(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -719,7 +719,7 @@ def writes_beside(x, y):
             COUNT.add_(1)
             return g * 2
 
-    return Counts.apply(y), x * y, x.exp()
+    return Counts.apply(y), x * w, x.exp()
 
 
 def test_what_leads_to_inputs_that_nobody_asks_for_does_not_run():
@@ -728,9 +728,9 @@ def test_what_leads_to_inputs_that_nobody_asks_for_does_not_run():
     def written(f):
         COUNT.zero_()
         x, y = leaves()
-        given = x * 1
-        outs = f(given, y)
-        torch.autograd.backward([v.sum() for v in outs], inputs=[x])
-        return x.grad, COUNT.clone()
+        given, w = x * 1, torch.ones(3, requires_grad=True)
+        outs = f(given, y, w)
+        torch.autograd.backward([v.sum() for v in outs], inputs=[x, w])
+        return x.grad, w.grad, COUNT.clone()
 
     torch.testing.assert_close(written(fg.jit(writes_beside)), written(writes_beside))
