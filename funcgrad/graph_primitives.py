@@ -52,6 +52,11 @@ def require_true(condition: Tensor, message: str) -> None:
         raise RuntimeError(message)
 
 
+def require_of_autograd(condition: Tensor, message: str) -> None:
+    """The same of what autograd's own engine asks, and no transform of ``torch.func``."""
+    require_true(condition, message)
+
+
 @frozen
 class AnyNumber:
     """In the place of a number that was read: one that is a symbol of the program. ``now``: its value in this call,
@@ -246,7 +251,7 @@ class NumberAsSize:
         return number
 
 
-CHECKS = (require_false, require_true, expect, on_path)
+CHECKS = (require_false, require_true, require_of_autograd, expect, on_path)
 """Calls without a result, that may raise."""
 
 

@@ -2,7 +2,7 @@
 
 Both can be printed, run and verified. Everything funcgrad writes on an fx node is read and written here: ``val`` (the
 fake value, torch's own key), ``where`` (the caller's source line), ``pass`` (recorded in ``"forward"`` or
-``"backward"``), and of a backward pass ``passage``, ``write`` and ``is_gradient``; tags live in ``tags.py``.
+``"backward"``), and of a backward pass ``passage``, ``write``, ``is_gradient`` and ``absent``; tags: ``tags.py``.
 """
 
 from __future__ import annotations
@@ -218,6 +218,12 @@ class Write:
 def write_of(node: Node) -> Write | None:
     """Of what a tensor holds after a write in a backward pass: that write."""
     return node.meta.get("write")
+
+
+def absent_in(node: Node) -> frozenset[Slot]:
+    """The outputs without a gradient in the pass in which a call was recorded, if that was traced of its own."""
+    found: frozenset[Slot] = node.meta.get("absent", frozenset())
+    return found
 
 
 def is_constant_gradient(node: Node) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import field, frozen
 
+from . import refusals
 from .generators import Drawn
 from .graph_primitives import Read, guard_holds
 from .graphs import Graph, drawn_from, is_path_check, is_random, pass_of
@@ -59,6 +60,54 @@ class Broken:
         return re.sub(r"\b[A-Za-z_]\w*\b", lambda found: self.names.get(found[0], found[0]), self.guard)
 
 
+_TRACED = 16
+"""So many passes are traced of their own for one program."""
+
+_TRIED = 256
+
+
+@frozen(eq=False)
+class Told:
+    """The Python in a backward pass that hears of it where a gradient is not there: what it does then is not what it
+    did where all were there. So such passes are traced of their own, into the same graph."""
+
+    arrivals: tuple[tuple[frozenset[Slot], ...], ...] = ()
+    """For each of it, and each gradient that it may be given: the outputs from which that comes."""
+    traced: dict[frozenset[Slot], Exception | None] = field(factory=dict)
+    """The passes that were traced, by the outputs without a gradient, each with what it raised."""
+
+    def __bool__(self) -> bool:
+        return bool(self.arrivals)
+
+    def of(self, absent: Collection[Slot]) -> frozenset[Slot]:
+        """The least outputs without which such Python hears the same as without the ``absent``; none where all of it
+        that runs is given all."""
+        gone = [[outs for outs in arrivals if outs <= frozenset(absent)] for arrivals in self.arrivals]
+        if all(len(own) in (0, len(all_)) for own, all_ in zip(gone, self.arrivals, strict=True)):
+            return frozenset()
+        return frozenset[Slot]().union(*itertools.chain(*gone))
+
+    def passes(self, outs: Sequence[Slot]) -> list[frozenset[Slot]]:
+        """Those to trace: from one of the outputs, from all but one, from others, until there are many."""
+        others = itertools.chain(*(itertools.combinations(outs, n) for n in range(2, len(outs) - 1)))
+        candidates = itertools.chain(itertools.combinations(outs, len(outs) - 1), ((slot,) for slot in outs), others)
+        found = dict[frozenset[Slot], None]()
+        for absent in itertools.islice(candidates if self else (), _TRIED):
+            found |= {own: None} if (own := self.of(absent)) and len(found) < _TRACED else {}
+        return list(found)
+
+    def traced_for(self, absent: Collection[Slot]) -> frozenset[Slot]:
+        """The pass that was traced for one without the ``absent``: raises what that raised."""
+        own = self.of(absent)
+        error = self.traced.get(own) if own else None
+        if error is not None:
+            raise error
+        if own and own not in self.traced:
+            names = ", ".join(sorted(map(str, own)))
+            raise refusals.ABSENT_GRADIENTS(len(self.traced), names, where="the backward pass")
+        return own
+
+
 @frozen(eq=False, repr=False)
 class Joint(Shown):
     """One graph that holds a forward pass and the backward pass it causes, or only a forward pass.
@@ -83,6 +132,9 @@ class Joint(Shown):
     reached: Mapping[Slot, frozenset[Slot]] = {}
     """The inputs to which a backward pass comes from some of the outputs and not from others, by those from which it
     does."""
+    told: Told = Told()
+    """Of the Python in the backward pass: it gives the gradients of passes that were traced of their own, too
+    (``Without``)."""
     outs: tuple[Slot, ...] = ()
     """What it gives as the caller knows it: a wrapper subclass is one slot, and gradients for autograd are none."""
     is_split: bool = False

@@ -186,15 +186,30 @@ class Saved:
         return f"saved({self.name})"
 
 
+@frozen
+class Without:
+    """What backward gives (``of``) in a pass that was traced of its own, as no gradient comes in for the ``absent``
+    outputs."""
+
+    of: Slot
+    absent: frozenset[Slot]
+
+    def __str__(self) -> str:
+        return f"{self.of} without {', '.join(sorted(map(str, self.absent)))}"
+
+
 Given = NewMemory | NewGradient | Onward | Stored
 """What the function gives an input, what that is computed from, or Python state."""
 
-Slot = Arg | Captured | State | Out | Base | InnerTensor | Seed | Final | Given | Late | Grad | Cotangent | Saved
+Slot = (
+    Arg | Captured | State | Out | Base | InnerTensor | Seed | Final | Given | Late | Grad | Cotangent | Saved | Without
+)
+_OF_ANOTHER = Final, Late, Grad, Cotangent, Without
 
 
 def inner_slot(slot: Slot, path: Sequence[str]) -> Slot:
     """An inner tensor of the value of a slot: ``grad(x.a)`` is the ``a`` of the gradient of ``x``."""
-    if isinstance(slot, (Final, Late, Grad, Cotangent)):
+    if isinstance(slot, _OF_ANOTHER):
         return evolve(slot, of=inner_slot(slot.of, path))  # type: ignore[arg-type]
     for attr in path:
         slot = InnerTensor(slot, attr)
@@ -203,7 +218,7 @@ def inner_slot(slot: Slot, path: Sequence[str]) -> Slot:
 
 def outer_slot(slot: Slot) -> Slot:
     """The slot whose value an inner tensor is part of; any other is its own."""
-    if isinstance(slot, (Final, Late, Grad, Cotangent)):
+    if isinstance(slot, _OF_ANOTHER):
         return evolve(slot, of=outer_slot(slot.of))  # type: ignore[arg-type]
     while isinstance(slot, InnerTensor):
         slot = slot.of
@@ -212,14 +227,14 @@ def outer_slot(slot: Slot) -> Slot:
 
 def inner_path(slot: Slot) -> tuple[str, ...]:
     """The attributes that lead from the outer slot to this one; none for a slot that is no inner tensor."""
-    if isinstance(slot, (Final, Late, Grad, Cotangent)):
+    if isinstance(slot, _OF_ANOTHER):
         return inner_path(slot.of)
     return (*inner_path(slot.of), slot.attr) if isinstance(slot, InnerTensor) else ()
 
 
 def of_backward(slot: Slot) -> bool:
     """Whether an output slot is computed by the backward pass."""
-    return isinstance(slot, Grad) or (isinstance(slot, Final) and slot.during == "backward")
+    return isinstance(slot, (Grad, Without)) or (isinstance(slot, Final) and slot.during == "backward")
 
 
 def identifier(slot: Slot) -> str:

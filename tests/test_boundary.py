@@ -471,3 +471,266 @@ def test_what_a_hook_gives_comes_from_the_results_that_lead_to_it(made, region):
         return found
 
     torch.testing.assert_close(passes(fg.jit(f)), passes(f))
+
+
+class Branches(torch.autograd.Function):
+    """Its backward is told where no gradient comes in, by a helper, and does otherwise then."""
+
+    @staticmethod
+    def forward(x):
+        return x * 2, x * 3
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        take_none(ctx)
+
+    @staticmethod
+    def backward(ctx, g, h):
+        if h is None:
+            return g * 2
+        return h * 100 if g is None else g * 7 + h * 3
+
+
+def take_none(ctx):
+    ctx.set_materialize_grads(False)
+
+
+class Materializes(torch.autograd.Function):
+    """Says that it is given zeros, as it would be anyhow."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(True)
+        ctx.save_for_backward(x)
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx, g, h):
+        (x,) = ctx.saved_tensors
+        return g / (x - 1) + h
+
+
+class Two(nn.Module):
+    def forward(self, x):
+        return x * 2, x * 3
+
+
+def hooked(register, hook):
+    module = Two()
+    getattr(module, register)(hook)
+    return lambda x, y: (*module(x), y)
+
+
+def hooks_a_node(x, y):
+    a, b = Materializes.apply(x * y)
+
+    def times(given):
+        return tuple(g if g is None else g * (1 + sum(v is None for v in given)) for g in given)
+
+    a.grad_fn.register_prehook(times)
+    return a, b * y
+
+
+@pytest.mark.parametrize("region", [contextlib.nullcontext, fg.compiled_autograd])
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, y: (*Branches.apply(x * y), y * 3),
+        lambda x, y: Branches.apply((x * torch.rand(3)).exp()),
+        lambda x, y: Materializes.apply(x),
+        hooks_a_node,
+        hooked("register_full_backward_hook", lambda module, gi, go: (gi[0] * (10 if go[1] is None else 1000),)),
+        hooked("register_full_backward_pre_hook", lambda module, go: [torch.ones(3) if g is None else g for g in go]),
+    ],
+)
+def test_python_that_hears_of_it_where_no_gradient_comes_in(f, region):
+    """What it does then is traced of its own."""
+
+    def passes(f, region):
+        found = []
+        for of in ([0], [1], [0, 1], [-1]):
+            torch.manual_seed(0)
+            args = torch.tensor([1.0, 2, 3], requires_grad=True), torch.tensor([1.0, 2, 5], requires_grad=True)
+            with region():
+                outs = f(*args)
+                sum(outs[i].sum() for i in of).backward()
+            found.append([x.grad for x in args])
+        return found
+
+    torch.testing.assert_close(passes(fg.jit(f), region), passes(f, contextlib.nullcontext), equal_nan=True)
+
+
+def test_python_that_hears_of_it_at_a_level():
+    def gradients(f):
+        return [torch.func.grad(lambda x, i=i: f(x)[i].sum())(torch.ones(3)) for i in (0, 1)]
+
+    torch.testing.assert_close(gradients(fg.jit(Branches.apply)), gradients(Branches.apply))
+
+
+class Six(torch.autograd.Function):
+    """Its backward hears of each gradient that is not there."""
+
+    @staticmethod
+    def forward(ctx, x):
+        take_none(ctx)
+        return tuple(x * i for i in range(1, 7))
+
+    @staticmethod
+    def backward(ctx, *incoming):
+        return sum(g * (i + len([v for v in incoming if v is None])) for i, g in enumerate(incoming) if g is not None)
+
+
+@pytest.mark.parametrize("region", [contextlib.nullcontext, fg.compiled_autograd])
+def test_more_passes_than_are_traced_are_refused_by_name(region):
+    compiled = fg.jit(Six.apply)
+
+    def gradient(f, of):
+        x = torch.ones(2, requires_grad=True)
+        with region() if f is compiled else contextlib.nullcontext():
+            outs = f(x)
+            sum(outs[i].sum() for i in of).backward()
+        return x.grad
+
+    for of in ([0], [3], [0, 1, 2, 3, 5], range(6)):
+        torch.testing.assert_close(gradient(compiled, of), gradient(Six.apply, of))
+    with pytest.raises(fg.UnsupportedTransformError, match="none of the 16 passes that were traced"):
+        gradient(compiled, [3, 4, 5])
+
+
+class Fails(Branches):
+    """Its backward is made for all gradients."""
+
+    @staticmethod
+    def backward(ctx, g, h):
+        return g * 2 + h * K
+
+
+def test_what_a_pass_raises_it_raises_when_it_runs():
+    compiled, (x, y) = fg.jit(Fails.apply), leaves()
+    for f in (Fails.apply, compiled):
+        with pytest.raises(TypeError, match="unsupported operand"):
+            f(x)[0].sum().backward()
+    both = [torch.autograd.grad(sum(v.sum() for v in f(x * y)), (x, y)) for f in (Fails.apply, compiled)]
+    torch.testing.assert_close(*both)
+
+
+class Captures(Branches):
+    """It reads a tensor, and writes to it, where a gradient is not there."""
+
+    @staticmethod
+    def backward(ctx, g, h):
+        if g is None:
+            COUNT.add_(1)
+            return h * COUNT
+        return g
+
+
+COUNT = torch.zeros(3)
+
+
+def test_what_is_written_in_some_passes():
+    def passes(f):
+        COUNT.zero_()
+        found = []
+        for of in ([0], [1], [1], [0, 1]):
+            x, _ = leaves()
+            outs = f(x)
+            sum(outs[i].sum() for i in of).backward()
+            found += [x.grad, COUNT.clone()]
+        return found
+
+    torch.testing.assert_close(passes(fg.jit(Captures.apply)), passes(Captures.apply))
+
+
+def test_such_passes_do_not_run_forward_again():
+    called = []
+
+    class Heard(Branches):
+        @staticmethod
+        def forward(x):
+            return fg.pure_callback(lambda x: called.append(1) or x * 2, x, x), x * 3
+
+    compiled, (x, _) = fg.jit(lambda x: Heard.apply(x.exp())), leaves()
+    outs = compiled(x)
+    before = len(called)
+    outs[0].sum().backward()
+    assert len(called) == before
+
+
+def of_many(x):
+    return tuple((x * i).sin() for i in range(1, 8))
+
+
+@pytest.mark.parametrize("how", ["engine", "level"])
+def test_halves_from_other_results_each_time_are_bounded_and_warned_of(how, monkeypatch):
+    monkeypatch.setattr("funcgrad.runtime.halves.AT_MOST", 20)
+    monkeypatch.setattr("funcgrad.transforms.programs.AT_MOST", 20)
+    compiled, x = fg.jit(of_many, backend="aten"), torch.ones(2)
+    outs = compiled(x.requires_grad_())
+    chosen = [[i for i in range(7) if mask >> i & 1] for mask in range(1, 31)]
+
+    def gradient(of):
+        if how == "engine":
+            return torch.autograd.grad(sum(outs[i].sum() for i in of), x, retain_graph=True)[0]
+        return at_level(compiled, of)
+
+    def at_level(f, of):
+        return torch.func.grad(lambda x: (lambda outs: sum(outs[i].sum() for i in of))(f(x)))(x.detach())
+
+    with pytest.warns(fg.RecompileWarning, match="backward passes of of_many come from other results") as warned:
+        for of in chosen:
+            torch.testing.assert_close(gradient(of), at_level(of_many, of))
+    assert len(warned) == 1
+    if how == "engine":
+        assert len(outs[0].grad_fn.program._halves._made) == 20
+
+
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_leaf_that_gets_a_hook_after_the_call(register, elsewhere):
+    """It hears of passes that come to it, and of no other."""
+
+    def passes(f):
+        (x, y), log = leaves(), []
+        outs = f(x, y)
+        handle = getattr(y, register)(lambda v: log.append((v if register == "register_hook" else v.grad).tolist()))
+        for of in ([2], [1], [2], [0, 2]):
+            more = (y * 5).sum() if elsewhere else 0
+            (sum(outs[i].sum() for i in of) + more).backward(retain_graph=True)
+            log.append(None if y.grad is None else y.grad.tolist())
+        handle.remove()
+        outs[2].sum().backward(retain_graph=True)
+        outs[1].sum().backward()
+        return log, x.grad, y.grad
+
+    found, wanted = passes(fg.jit(two_heads)), passes(two_heads)
+    assert found[0] == wanted[0]
+    same_gradients(found[1:], wanted[1:])
+
+
+def writes_beside(x, y, w):
+    class Counts(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            COUNT.add_(1)
+            return g * 2
+
+    return Counts.apply(y), x * w, x.exp()
+
+
+def test_what_leads_to_inputs_that_nobody_asks_for_does_not_run():
+    """Though a gate leads to others that are asked for."""
+
+    def written(f):
+        COUNT.zero_()
+        x, y = leaves()
+        given, w = x * 1, torch.ones(3, requires_grad=True)
+        outs = f(given, y, w)
+        torch.autograd.backward([v.sum() for v in outs], inputs=[x, w])
+        return x.grad, w.grad, COUNT.clone()
+
+    torch.testing.assert_close(written(fg.jit(writes_beside)), written(writes_beside))

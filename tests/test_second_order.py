@@ -308,3 +308,72 @@ def test_a_second_derivative_reads_no_environment_variable_that_the_function_doe
     monkeypatch.delenv("PATH")
     with fg.no_retrace():
         torch.testing.assert_close(second(), first)
+
+
+def weighted(y):
+    y = torch.view_as_real(y) if y.is_complex() else y
+    return (y * torch.arange(1.0, 1 + y.numel(), dtype=y.dtype).reshape(y.shape)).sum()
+
+
+PHASES = {
+    "eig": lambda x: weighted(torch.linalg.eig(x)[1]),
+    "of real": lambda x: weighted(torch.linalg.eig(x.real)[1]),
+    "eigh": lambda x: weighted(torch.linalg.eigh(x)[1]),
+    "one of two": lambda x: weighted(torch.linalg.eig(x)[1].abs()) + weighted(torch.linalg.eig(x.mH)[1]),
+    "abs": lambda x: weighted(torch.linalg.eig(x)[1].abs()) + weighted(torch.linalg.eigh(x)[1].abs()),
+    "values": lambda x: weighted(torch.linalg.eig(x)[0]) + weighted(torch.linalg.eigh(x)[0]),
+}
+
+
+def by_engine(f, x):
+    x = x.clone().requires_grad_()
+    return torch.autograd.grad(f(x), x)[0]
+
+
+def in_region(f, x):
+    x = x.clone().requires_grad_()
+    with fg.compiled_autograd():
+        f(x).backward()
+    return x.grad
+
+
+def twice(f, x):
+    x = x.clone().requires_grad_()
+    (first,) = torch.autograd.grad(f(x), x, create_graph=True)
+    return torch.autograd.grad(first.abs().sum(), x)[0]
+
+
+@pytest.mark.parametrize("name", PHASES)
+@pytest.mark.parametrize("gradient", [by_engine, in_region, twice, torch.func.grad, fg.grad_compiled])
+def test_a_loss_that_depends_on_the_phase_of_eigenvectors(name, gradient):
+    """Autograd's engine raises, transforms of torch.func do not."""
+    x = torch.randn(2, 3, 3, dtype=torch.complex128, generator=torch.Generator().manual_seed(0))
+    f = PHASES[name]
+    compiled = fg.jit(f)
+
+    def found(f, gradient):
+        if gradient in (torch.func.grad, fg.grad_compiled):
+            return gradient(f)(x)
+        try:
+            return gradient(f, x)
+        except RuntimeError as error:
+            return str(error)
+
+    wanted = found(f, {in_region: by_engine, fg.grad_compiled: torch.func.grad}.get(gradient, gradient))
+    assert isinstance(wanted, str) == (name not in ("abs", "values") and gradient in (by_engine, in_region, twice))
+    for each in (compiled, f) if gradient is in_region else (compiled,):
+        again = found(each, gradient)
+        if isinstance(wanted, str):
+            assert wanted == again
+        else:
+            torch.testing.assert_close(again, wanted)
+
+
+def test_the_phase_in_a_backward_pass_of_the_functions_own():
+    x = torch.randn(3, 3, dtype=torch.complex128, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(RuntimeError, match="linalg_eig_backward: The eigenvectors in the complex case"):
+        fg.jit(lambda x: by_engine(PHASES["eig"], x))(x)
+    own = torch.func.grad(PHASES["eig"])
+    torch.testing.assert_close(fg.jit(own)(x), own(x))
+    whole = torch.func.vmap(torch.func.grad(PHASES["eig"]))
+    torch.testing.assert_close(whole(torch.stack([x, x.mT])), fg.jit(whole)(torch.stack([x, x.mT])))

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, fx
 
 from .. import refusals
-from ..autograd_state import has_history, is_dead_end, leaves_below, python_node_below
 from ..graph_primitives import NumberAsSize, Opaque, has_symbols, on_path
 from ..graphs import (
     Graph,
@@ -27,26 +26,20 @@ from ..graphs import (
     value_of,
     where_of,
 )
-from ..joint import Constant, Joint, Returned
-from ..slots import Base, Final, Grad, Out, Signature, Slot
+from ..joint import Constant, Joint, Returned, Told
+from ..slots import Final, Signature, Slot
 from ..state.conversions import standing_in
 from ..state.watch import Watch
-from ..subclasses import inner_tensors, parts
 from ..symbolic.torch_sizes import shape_of, strides_of
 from ..tags import Tag, tag
-from ..torch_private.tensors import storage_id
+from .backward import traced_with_backward
 from .facts import why_sizes_are_known
 from .inner import Inner, Ran, inputs_of
 from .modes import with_modes
-from .passages import Passages
 from .regions import whole
 from .results import PLAIN
 from .trace import Trace
 from .unrolled import warn_of_unrolled
-
-
-class BackwardError(Exception):
-    """Differentiating failed where calling did not; the cause is what eager PyTorch would raise in ``backward()``."""
 
 
 def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool, watch: Watch) -> Joint:
@@ -81,7 +74,7 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool,
                 # a gradient enables grad mode itself, and is off outside; jit is traced in the caller's grad mode
                 with torch.set_grad_enabled(grad and inner.splits), trace.lifter:
                     ran = inner.run(*ins)
-                return ran, (_with_backward(trace, inner, ins, ran) if with_backward else _forward(trace, ran))
+                return ran, (traced_with_backward(trace, inner, ins, ran) if with_backward else _forward(trace, ran))
         except BaseException:
             watch.forget()
             raise
@@ -118,6 +111,7 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool,
         graph, returned, guards, names, sizes, trace.wrappings, symbols.by_value,
         {} if trace.passages is None else trace.passages.together,
         {} if trace.passages is None else trace.passages.reached,
+        Told() if trace.passages is None else trace.passages.told,
         inner.signature.outs,
         with_backward,
         symbols.lines, tuple(trace.reads.done),
@@ -158,71 +152,6 @@ def _forward(trace: Trace, ran: Ran) -> dict[Slot, Any]:
         late = isinstance(slot, Final) and trace.writes.in_backward(slot.of)  # type: ignore[arg-type]
         outs |= trace.results(Final(slot.of, "backward") if isinstance(slot, Final) and late else slot, value)
     return outs
-
-
-def _with_backward(trace: Trace, inner: Inner, ins: Sequence[Any], ran: Ran) -> dict[Slot, Any]:
-    """For ``jit``, whose backward is a second program: outputs, gradients, and what backward writes to. Outputs are
-    read off now: backward may write to what they look at."""
-    outs: dict[Slot, Any] = {own: node for slot, value in ran.outs for own, node in trace.results(slot, value).items()}
-    memory = [part for slot, value in ran.memory.items() for part in parts(slot, value)]
-    before = {slot: trace.result(value) for slot, value in memory}
-    # inputs are leaves in this run: what is computed of a view that has no history may have one here
-    without = {inner.named(o.path) for o in inner.facts.outputs if o.view is None and not o.requires_grad}
-    active = [
-        (slot, v)
-        for slot, v in ran.outs
-        if isinstance(v, Tensor) and has_history(v) and inner.facts.tracks(slot) and slot not in without
-    ]
-    leaves = [
-        (slot, ran.own_leaves.get(slot, x))
-        for slot, x in zip(inner.signature.ins, ins, strict=True)
-        if isinstance(x, Tensor)
-    ]
-    targets = [(slot, x) for slot, x in leaves if x.requires_grad]
-    trace.rereads = {storage_id(value): (slot, value) for slot, value in memory}  # type: ignore[misc]
-    ends = [(slot, v.grad_fn) for slot, v in active]  # asked now: once backward has written, autograd may forbid to ask
-    graph = trace.graph
-
-    def node_of(tensor: Tensor) -> fx.Node | None:
-        return trace.result(tensor) if trace.graph is graph else None  # type: ignore[no-any-return]
-
-    trace.passages = trace.writes.passages = Passages.of(ends, targets, node_of)
-    with trace.backward_pass():
-        seeds = [trace.mark_start_of_backward(trace.cotangent(slot, v)) for slot, v in active]  # type: ignore[arg-type]
-        trace.passages.begin([trace.result(t) for seed in seeds for t in inner_tensors(seed)])
-        try:
-            found = gradients([v for _, v in active], [x for _, x in targets], seeds)
-        except RuntimeError as error:
-            raise BackwardError from error
-        for (slot, _), gradient in zip(targets, found, strict=True):
-            outs |= {} if gradient is None else trace.results(Grad(slot), gradient)  # type: ignore[arg-type]
-        trace.passages.end_writes()
-        late = trace.late_nodes()
-        made = [
-            (slot, value) for slot, value in ran.outs if isinstance(slot, (Out, Base)) and isinstance(value, Tensor)
-        ]
-        for slot, value in [*ran.memory.items(), *made]:
-            now = {own: trace.result(inner) for own, inner in parts(slot, value)}
-            if any(node is not late.get(own, before.get(own, outs.get(own))) for own, node in now.items()):
-                outs |= trace.results(Final(slot, "backward"), value)
-    return outs
-
-
-def gradients(outs: Sequence[Tensor], targets: Sequence[Tensor], seeds: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    """The gradients of leaves. ``autograd.grad`` runs only what leads to a target; where there is more (the caller's
-    Python, which may have effects, or another leaf), all of it runs, as in ``backward()``."""
-    known = {id(target) for target in targets}
-    more = (
-        python_node_below(outs)
-        or any(map(is_dead_end, outs))
-        or not all(id(leaf) in known for leaf in leaves_below(outs))
-    )
-    if not more:
-        return torch.autograd.grad(outs, targets, seeds, allow_unused=True)
-    for target in targets:
-        target.grad = None  # it may be the function's own
-    torch.autograd.backward(outs, seeds)
-    return [target.grad for target in targets]
 
 
 def _keep_first_values(trace: Trace, outs: dict[Slot, Any]) -> None:

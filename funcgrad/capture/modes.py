@@ -7,7 +7,7 @@ as expressions instead of nodes.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from ..graphs import tensors_in
 from ..state.conversions import asking_globals
 from ..state.lines import user_line
 from ..subclasses import is_traced
-from ..torch_private.autograd import running_node_name
+from ..torch_private.autograd import is_of_level, running_node, running_node_name, running_pass
 from ..torch_private.fakes import FakeTensor
 from ..torch_private.functional import (
     TRACER_SLOT,
@@ -51,6 +51,7 @@ from .math_functions import quotient_of
 from .outside import (
     BACKWARD_CHECKS,
     FAKE_RESULTS,
+    PHASE_CHECKS,
     REWRITES,
     VALUE_CHECKS,
     require_compiled_operator,
@@ -87,6 +88,8 @@ WRITES = {
 _ASKS_GRAD = getattr(Tensor, "requires_grad").__get__  # noqa: B009 a descriptor
 _ABOUT_GRADIENTS = {_ASKS_GRAD, *(getattr(Tensor, name).__get__ for name in ("grad_fn", "is_leaf"))}
 
+_ASKED_IN_BACKWARD = torch.ops.aten.allclose.default, torch.ops.aten.diagonal.default
+
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Below functionalisation: sees each functional ATen call with fake tensors, records it, and passes it on.
@@ -102,6 +105,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._mode_key = TRACER_SLOT
         self._trace = trace
         self.tracer = self
+        self._phase_checked: object = None
         self.tensor_tracker = NoReplays()
         self.enable_thunkify = False  # asked for where a subclass with symbolic sizes is made (a jagged tensor)
 
@@ -126,12 +130,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is torch.ops.aten._local_scalar_dense.default and trace.checks is not None:
             trace.require_false(args[0], trace.checks)
             return False
-        if (
-            func is torch.ops.aten.allclose.default
-            and (message := BACKWARD_CHECKS.get(running_node_name())) is not None
-        ):
-            with self:
-                trace.require_true(torch.isclose(*args, **kwargs).all(), message)
+        if func in _ASKED_IN_BACKWARD and self._is_checked(func, args, kwargs):
             return True
         require_compiled_operator(func)
         if func is torch.ops.aten.index_put.default and trace.graph is None:
@@ -160,6 +159,26 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if trace.graph is not None:
             trace.record(func, args, kwargs, out)
         return out
+
+    def _is_checked(self, func: Any, args: Sequence[Any], kwargs: Any) -> bool:
+        """Whether a node of autograd asks this only to raise, which the program does when it runs. A node of
+        eigenvectors is to ask it, before it goes on."""
+        trace, node = self._trace, running_node()
+        name, now = trace.plays or (running_node_name(), (running_pass(), node))
+        if func is not torch.ops.aten.diagonal.default:
+            if (message := BACKWARD_CHECKS.get(name)) is not None:
+                with self:
+                    trace.require_true(torch.isclose(*args, **kwargs).all(), message)
+            return message is not None
+        if (message := PHASE_CHECKS.get(name)) is None or self._phase_checked == now:
+            return False
+        self._phase_checked = now
+        if args[0].is_complex() and not trace.is_as_torch_func and (node is None or not is_of_level(node)):
+            with self:
+                imaginary = torch.view_as_real(args[0].diagonal(0, -2, -1))[..., 1]
+                close = torch.isclose(imaginary, torch.zeros_like(imaginary), 1e-2, 1e-2)
+                trace.require_of_autograd(close.all(), message)
+        return False
 
     def _stand_in(self, value: Any) -> Any:
         """A real tensor that came by a way the lifter does not see (``autograd.Function.apply``) is an input, too."""
@@ -287,6 +306,7 @@ class Lifter(TorchFunctionMode):
         named = self._trace.lineage.named(tensor)
         if id(named) in self._trace.stand_ins():
             self._trace.hooked[id(named)] = user_line()
+        self._trace.listeners.may_be_hooked(tensor)
         if self._trace.hooks.is_registered_opaque(hook):
             return hook_called(hook, user_line())
 

@@ -66,6 +66,18 @@ BACKWARD_CHECKS: dict[str | None, str] = {"LinalgSvdBackward0": _PHASE}
 message."""
 
 
+_OF_EIGENVECTORS = (
+    "{}: The eigenvectors in the complex case are specified up to multiplication by e^{{i phi}}. The specified loss "
+    "function depends on this quantity, so it is ill-defined."
+)
+PHASE_CHECKS: dict[str | None, str] = {
+    "LinalgEigBackward0": _OF_EIGENVECTORS.format("linalg_eig_backward"),
+    "LinalgEighBackward0": _OF_EIGENVECTORS.format("linalg_eigh_backward"),
+}
+"""Nodes of autograd that ask the same, but not of tensor subclasses, and so of none in a trace: whether the diagonal
+that they take first is real."""
+
+
 def _with_lengths_as_tensors(ctc_loss: Callable[..., Any]) -> Callable[..., Any]:
     """ctc_loss makes a tensor of lengths given as ints in C++ and reads it at once: give it tensors from the start."""
 

@@ -4,7 +4,7 @@ PyTorch runs some of them."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from attrs import define, evolve, field
@@ -12,9 +12,11 @@ from torch import Tensor, fx
 
 from ..autograd_state import ends_above, has_history
 from ..graphs import Passage, Write, is_constant_gradient, last_node
+from ..joint import Told
 from ..slots import Slot
-from ..torch_private.autograd import custom_function_of, materializes, running_node
+from ..torch_private.autograd import custom_function_of, running_node
 from ..torch_private.functional import FunctionalTensor
+from .listeners import Listeners
 
 Mark = tuple[Tensor, fx.Node, fx.Node, Passage]
 """A tensor that is about to be written to, the node that computes it, the last of the graph, who writes."""
@@ -31,6 +33,9 @@ class Passages:
     """For each output those from which a backward pass runs some of the same nodes; nothing where all do."""
     reached: dict[Slot, frozenset[Slot]]
     """The inputs to which some of the outputs do not lead, each with those that do."""
+    told: Told
+    absent: frozenset[Slot] = frozenset()
+    """The outputs for which no gradient comes in, in the pass that is recorded."""
     _last: Passage | None = None
     _body: Passage | None = None
     """That of the custom function whose own backward runs: hooks on its results come before."""
@@ -43,12 +48,15 @@ class Passages:
 
     @staticmethod
     def of(
-        ends: Sequence[tuple[Slot, Any]],
+        ends: Sequence[tuple[Slot, Any, int]],
         targets: Sequence[tuple[Slot, Tensor]],
         node_of: Callable[[Tensor], fx.Node | None],
+        listeners: Listeners,
     ) -> Passages:
-        """Of the pass from the nodes that computed outputs to what computed inputs."""
-        outs = ends_above([end for _, end in ends])
+        """Of the pass from the nodes that computed outputs, each as its result of that number, to what computed
+        inputs."""
+        outs = ends_above([end for _, end, _ in ends])
+        slots = [slot for slot, _, _ in ends], [slot for slot, _ in targets]
         targets_at: dict[int, int] = {}
         for i, (_, x) in enumerate(targets):
             key = id(x.grad_fn if has_history(x) else x)
@@ -60,30 +68,31 @@ class Passages:
 
         @functools.cache
         def named(mask: int, of_inputs: bool) -> frozenset[Slot]:
-            return frozenset(slot for i, (slot, _) in enumerate(targets if of_inputs else ends) if mask >> i & 1)
+            return frozenset(slot for i, slot in enumerate(slots[of_inputs]) if mask >> i & 1)
 
         def passage(node: Any) -> Passage:
             return Passage(named(outs[node], False), named(inputs[node], True))
 
         shared = {named(mask, False) for node, mask in outs.items() if not hasattr(node, "variable")}
-        together = {slot: frozenset[Slot]().union(*(own for own in shared if slot in own)) for slot, _ in ends}
+        together = {slot: frozenset[Slot]().union(*(own for own in shared if slot in own)) for slot in slots[0]}
         differ = any(len(own) < len(ends) for own in together.values())
         led_to = dict.fromkeys((slot for slot, _ in targets), frozenset[Slot]())
         for node, mask in outs.items():
             own = targets_at.get(id(node.variable if hasattr(node, "variable") else node), 0)
             led_to |= dict.fromkeys(named(own, True), named(mask, False))
         reached = {slot: own for slot, own in led_to.items() if len(own) < len(ends)}
-        found = Passages(node_of, {node: passage(node) for node in outs}, together if differ else {}, reached)
+        told = told_of(ends, outs, listeners)
+        found = Passages(node_of, {node: passage(node) for node in outs}, together if differ else {}, reached, told)
         if len(ends) > 1:
-            found._hear_of_python()
+            found._hear_of_python(listeners)
         return found
 
-    def _hear_of_python(self) -> None:
+    def _hear_of_python(self, listeners: Listeners) -> None:
         """When the backward of a custom ``autograd.Function`` runs: what it gives may depend on no gradient that
         comes in."""
         for node, passage in self._found.items():
-            if (function := custom_function_of(node)) is not None:
-                body = evolve(passage, is_python=True, takes_zeros=materializes(function))
+            if custom_function_of(node) is not None:
+                body = evolve(passage, is_python=True, takes_zeros=listeners.materializes(node))
                 node.register_prehook(functools.partial(self._begins, body))
                 node.register_hook(self._is_done)
 
@@ -128,6 +137,10 @@ class Passages:
         self._last = self._found.get(node, self._last)
         return self._body or self._last
 
+    def is_done(self) -> None:
+        """A pass is; another one may follow."""
+        self._last = self._body = None
+
     def begin_write(self, tensors: Sequence[Tensor]) -> None:
         """The node that runs is about to write to tensors."""
         self.end_writes()
@@ -146,3 +159,20 @@ class Passages:
                 self._marks.append((tensor, before, last, passage))
             elif after > last:
                 after.meta["write"] = Write(before.name, passage)
+
+
+def told_of(ends: Sequence[tuple[Slot, Any, int]], outs: Mapping[Any, int], listeners: Listeners) -> Told:
+    """What Python hears of it where a gradient is not there (see ``Passages.of``); ``outs``: the nodes of a pass, each
+    with the outputs that lead to it, a bit for each."""
+    edges = [(end, at, 1 << i) for i, (_, end, at) in enumerate(ends)]
+    edges += [(below, at, mask) for node, mask in outs.items() for below, at in node.next_functions]
+    arriving: dict[Any, dict[int, int]] = {}
+    for below, at, mask in edges:
+        own = arriving.setdefault(below, {})
+        own[at] = own.get(at, 0) | mask
+    masks = {frozenset(arriving[node].values()): None for node in outs if len(ends) > 1 and listeners.hears(node)}
+
+    def named(mask: int) -> frozenset[Slot]:
+        return frozenset(slot for i, (slot, _, _) in enumerate(ends) if mask >> i & 1)
+
+    return Told(tuple(tuple(map(named, own)) for own in masks if len(own) > 1))

@@ -23,6 +23,7 @@ from ..torch_private.fakes import without_modes
 from ..torch_private.functional import FunctionalTensor
 from ..torch_private.modes import without_function_modes
 from ..torch_private.tensors import ASKS_BASE, ASKS_HISTORY, ASKS_VERSION, is_wrapper_subclass
+from .listeners import Listeners
 from .source_location import asked_by_us
 
 _BY_ANYBODY = {Tensor.data_ptr, Tensor.__reduce_ex__, Tensor.__deepcopy__}
@@ -117,6 +118,7 @@ class Questions:
     after the first."""
 
     reals: Callable[[], Mapping[int, Tensor]]
+    listeners: Listeners
     asked: dict[tuple[int, str], list[Any]] = field(factory=dict)
     """By the identity of the real tensor."""
     known: dict[int, dict[str, Any]] = field(factory=dict)
@@ -128,6 +130,8 @@ class Questions:
         """The answer of an input; ``NotImplemented`` for any other tensor, which answers itself."""
         if asked_by_us(3):
             return NotImplemented
+        if func == ASKS_HISTORY:
+            self.listeners.may_be_hooked(stand_in)
         question = QUESTIONS[func]
         known = self.known.get(id(stand_in), {})
         if question in known:

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from .. import refusals
 from ..generators import is_default
-from ..graph_primitives import getitem, require_false, require_true, scalar, size
+from ..graph_primitives import getitem, require_false, require_of_autograd, require_true, scalar, size
 from ..graphs import Graph, last_node, pass_of, storages, value_of, written_copies
 from ..opaque_calls import call_opaque
 from ..slots import Arg, Out, Signature, Slot, identifier
@@ -288,6 +288,10 @@ class Recorder:
         """The same of PyTorch's own checks: ``RuntimeError(message)`` where the fake ``condition`` is false."""
         self._require(require_true, condition, message)
 
+    def require_of_autograd(self, condition: Tensor, message: str) -> None:
+        """The same, but where a transform of torch.func runs."""
+        self._require(require_of_autograd, condition, message)
+
     def _require(self, check: Callable[..., None], condition: Tensor, message: str) -> None:
         if self.graph is not None:
             self.call(check, (self.node(condition), message), {}, None)
@@ -304,7 +308,9 @@ class Recorder:
     def during(self, where: str | None) -> dict[str, Any]:
         """What is noted of a call that is recorded now."""
         passage = None if self.passages is None else self.passages.now
-        known = {} if passage is None else {"passage": passage}
+        known: dict[str, Any] = {} if passage is None else {"passage": passage}
+        if self.passages is not None and self.passages.absent:
+            known["absent"] = self.passages.absent
         return {"pass": self.current_pass, "where": where, **known}
 
     def inner_graph(

@@ -79,6 +79,7 @@ def replacements_of(trace: Trace) -> dict[str, Replacement]:
         # on a real tensor, torch's own would be carried out at once
         "set_": lambda _, *args, **kwargs: set_(*args, **kwargs),
         "apply": apply_function,
+        "set_materialize_grads": trace.listeners.set_materialize_grads,
         # torch's own would run the function again in backward
         "checkpoint": lambda _, *args, **kwargs: checkpoint(*args, **kwargs),
         "engine": run_engine,

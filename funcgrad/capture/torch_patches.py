@@ -26,6 +26,7 @@ import torch.overrides
 import torch.utils.checkpoint
 
 from ..generators import initial_seed
+from ..torch_private.autograd import SET_MATERIALIZES
 from ..torch_private.patches import (
     BACKWARD_ENGINE,
     CAUSAL_MASK,
@@ -61,6 +62,7 @@ _PLACES = (
     *(_Place(*place, key, stays=True) for key, place in COMPILED_BY_TORCH.items()),
     _Place(torch.Tensor, "set_", "set_"),
     _Place(torch.autograd.Function, "apply", "apply"),
+    _Place(*SET_MATERIALIZES, "set_materialize_grads"),
     _Place(torch.utils.checkpoint, CHECKPOINT_GENERATOR, "checkpoint"),
     _Place(*BACKWARD_ENGINE, "engine"),
     _Place(*CAUSAL_MASK, "causal mask", stays=True),

@@ -35,6 +35,7 @@ from .captures import Lifted, detached, require_traceable
 from .error_translation import named_error
 from .floats import NotSymbolicError
 from .lineage import Lineage
+from .listeners import Listeners
 from .questions import Questions
 from .random_operators import Draws
 from .reads import Reads
@@ -105,13 +106,14 @@ class Trace(Recorder):
         self.hooked: dict[int, str | None] = {}
         """Where the function registers hooks on what stands for inputs."""
         self.hooks = TensorHooks()
+        self.listeners = Listeners()
         self.forgotten = Forgotten()
         self.differentiates = False
         """Whether a backward pass of the function's own has run (``.backward()``, ``torch.autograd.grad``)."""
         self.backward_begins: Callable[[], None] = lambda: None
         self.backward_is_done: Callable[[bool, bool, Sequence[Any]], None] = lambda keeps, creates, targets: None
         """Called around a ``.backward()`` of the function's; ``targets``: its ``inputs``."""
-        self.questions = Questions(lambda: self.reals)
+        self.questions = Questions(lambda: self.reals, self.listeners)
         self.checks: str | None = None
         self.inside_subclass = False
         self.watch: Watch | None = None
@@ -129,6 +131,10 @@ class Trace(Recorder):
         self.varying: frozenset[str] = frozenset()
         """Where the function returns, or stores, numbers that are others for other sizes, which are no symbols in
         this run."""
+        self.plays: tuple[str, object] | None = None
+        """The node of a captured backward pass that is played, by name."""
+        self.is_as_torch_func = False
+        """Whether a backward pass runs as a transform of torch.func would run it."""
         self._depth = 0
 
     # ── inputs ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -448,6 +454,15 @@ class Trace(Recorder):
     def late_nodes(self) -> dict[Slot, fx.Node]:
         """The inputs that are read again in backward, each with its node."""
         return {slot.of: self.placeholder_of[slot] for slot in self.late if isinstance(slot, Late)}
+
+    @contextlib.contextmanager
+    def as_torch_func(self) -> Iterator[None]:
+        """Inside, a backward pass runs as a transform of torch.func would run it."""
+        before, self.is_as_torch_func = self.is_as_torch_func, True
+        try:
+            yield
+        finally:
+            self.is_as_torch_func = before
 
     @contextlib.contextmanager
     def backward_pass(self) -> Iterator[None]:

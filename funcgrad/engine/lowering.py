@@ -200,8 +200,10 @@ class _Lowering:
                 if s.kind is Kind.STORE:
                     self._store(s)
                     continue
+                self._trace.plays = short_name(s.name), s
                 results = self._region(s, s.run) if isinstance(s.run, Region) else s.run(*mapped(s.args, self._read))
                 self._made.update(zip(s.results, results, strict=True))
+        self._trace.plays = None
         self._settle()
 
     def _in_order(self) -> Iterator[Statement]:
@@ -400,7 +402,7 @@ class _Lowering:
         found = copy(kept, self._functional, lambda: self._readers(memory))
         # the first inputs of the autograd Function are no tensors
         results = [found.get(i - 2) for i in range(len(s.likes))]
-        for i in context.program.backward.gradients:
+        for i in context.program.unreached(incoming):
             like = s.likes[2 + i]
             if results[2 + i] is None and isinstance(like, Declared) and is_heard(context.given[i]()):
                 results[2 + i] = torch.zeros(mapped(like.shape, self._read), dtype=like.dtype, device=like.device)

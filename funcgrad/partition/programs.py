@@ -9,6 +9,7 @@ from attrs import evolve
 
 from ..graphs import Graph, restrict, storage_map
 from ..joint import Joint
+from ..passes.traced_passes import TracedPasses
 from ..slots import Final, Saved, Slot
 from .join import join
 from .order import in_less_memory
@@ -30,7 +31,8 @@ def _halves(joint: Joint, split: Partition) -> tuple[Graph, ...]:
     saved = [s for s in split.forward.signature.outs if isinstance(s, Saved)]
     forward = restrict(split.forward, [*(slot for outer in joint.outs for slot in joint.inner_outs(outer)), *saved])
     own = frozenset[str]() if joint.wrappings else _made_for_backward(forward, split.backward)
-    return forward, evolve(split.backward, is_boxed=True, handed_over=own)
+    backward = evolve(split.backward, is_boxed=True, handed_over=own)
+    return forward, TracedPasses(backward, joint.told).half()
 
 
 def _made_for_backward(forward: Graph, backward: Graph) -> frozenset[str]:

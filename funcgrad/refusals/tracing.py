@@ -361,6 +361,12 @@ CHANGED_BEFORE_BACKWARD = Refusal(
     "differentiated (create_graph=True), or whose Python reads values or writes to state: {1}",
     "change it after the backward pass",
 )
+ABSENT_GRADIENTS = Refusal(
+    UnsupportedTransformError,
+    "Python in the backward pass hears of it where no gradient comes in, and one without gradients for {1} is none of "
+    "the {0} passes that were traced",
+    "differentiate a sum of all results; or let the autograd.Function be given zeros: ctx.set_materialize_grads(True)",
+)
 SECOND_DERIVATIVE_OF_GRADIENT = Refusal(
     UnsupportedTransformError,
     "a function that sets or reads {0}.grad, or calls requires_grad_() on it, is differentiated a second time",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -20,19 +19,25 @@ from attrs import field, frozen
 from torch import Tensor
 
 from .. import refusals
-from ..autograd_state import bump_version, has_hooks, is_leaf, version_of
+from ..autograd_state import bump_version, has_hooks, is_leaf, pass_over, version_of
 from ..backends.backend import Runnable
 from ..capture.autocast import autocast_as
 from ..capture.views import Step, take
 from ..generators import Drawn, OwnDraws, mark_of, own_draws, state_of
-from ..graphs import Graph
-from ..slots import Final, Late, Slot
+from ..slots import Final, Grad, Late, Slot
 from ..subclasses import Wrapping, inner_tensors, overwrite
-from ..torch_private.autograd import any_autocast, below_autograd, graph_is_kept, is_executed, versions_kept
+from ..torch_private.autograd import (
+    any_autocast,
+    below_autograd,
+    graph_is_kept,
+    is_executed,
+    versions_kept,
+)
 from ..torch_private.levels import is_mapped
 from ..torch_private.tensors import is_wrapper_subclass
 from .cotangents import CotangentLayout, Outline
 from .gates import applied
+from .halves import Half, Halves
 
 Pullback = Callable[[Sequence[Any], Sequence[Any], Sequence[Tensor | None]], Sequence[Tensor | None]]
 """Takes the inputs as forward was given them (None for one that is gone), their values then, and the incoming
@@ -61,6 +66,8 @@ class Differentiable:
     ins: tuple[Slot, ...]
     outs: tuple[Slot, ...]
     backward_ins: tuple[Slot, ...]
+    gives: tuple[Slot, ...]
+    """What backward may give, in some of its passes."""
     cotangents: Mapping[Slot, CotangentLayout]
     together: Mapping[Slot, frozenset[Slot]]
     """For each of these outputs those from which a backward pass has something in common; nothing where all have."""
@@ -100,13 +107,12 @@ class Differentiable:
     def _positions(self) -> _Positions:
         return _Positions.of(self)
 
-    _halves: dict[tuple[frozenset[Slot], frozenset[Slot]], Half] = field(factory=dict, init=False)
-    _lock: Any = field(factory=threading.Lock, init=False)
+    _halves: Halves = field(factory=Halves, init=False)
 
     @property
     def written(self) -> list[Final]:
         """What backward writes to: inputs, then outputs."""
-        found = [] if self.backward is None else self.backward.written
+        found = [slot for slot in self.gives if isinstance(slot, Final)]
         return [s for s in found if s.of in self.ins] + [s for s in found if s.of in self.outs]
 
     def half(self, arrived: Sequence[bool], asked: Sequence[bool] | None = None) -> Half:
@@ -114,16 +120,16 @@ class Differentiable:
         inputs a gradient is asked for, if that matters."""
         assert self.backward is not None
         unasked = frozenset[Slot]()
-        if asked is not None and not all(asked[i] for i in self.backward.gradients):
+        if asked is not None and not all(asked[i] for i in self.at.gradients):
             unasked = frozenset(slot for slot, is_asked in zip(self.ins, asked, strict=True) if not is_asked)
         if all(arrived) and not unasked:
             return self.backward
         key = frozenset(s for s, here in zip(self.cotangents, arrived, strict=True) if not here), unasked
-        if key not in self._halves:
-            with self._lock:
-                if key not in self._halves:
-                    self._halves[key] = self.narrowed(*key)
-        return self._halves[key]
+        return self._halves.found(key, self.narrowed, self.name)
+
+    def unreached(self, incoming: Sequence[Tensor | None]) -> list[int]:
+        """The inputs to which a backward pass with these gradients of outputs does not come."""
+        return [i for i, outs in self.at.reached.items() if all(incoming[k] is None for k in outs)]
 
     def writes_of(self, half: Half) -> tuple[int, ...]:
         """Which of what is ``written`` a half writes to."""
@@ -158,31 +164,12 @@ class Differentiable:
 
         def gradients(ctx: Any, incoming: Sequence[Tensor | None], asked: Callable[[], Sequence[bool]]) -> list[Any]:
             result = _gradients(ctx, incoming, asked)
-            _add_zeros(ctx, result, [i for i in self.at.reached if i not in apart])
+            _add_zeros(ctx, result, [i for i in self.unreached(incoming) if i not in apart])
             return result
 
         return applied(
             lambda ctx: _ran(ctx, self, given), gradients, seen, apart, self.at.differentiable, len(self.outs)
         )
-
-
-@frozen(eq=False)
-class Half:
-    """The backward half of a program, for a pass with some of the incoming gradients.
-
-    ``run`` takes what backward is given, without those that are not there, and returns what ``outs`` names: the
-    gradients of the inputs at these places, then what is written to inputs and outputs (``Final``).
-    """
-
-    run: Runnable
-    outs: tuple[Slot, ...]
-    gradients: tuple[int, ...]
-    graph: Graph
-
-    @property
-    def written(self) -> list[Final]:
-        """What it writes to."""
-        return [slot for slot in self.outs if isinstance(slot, Final)]
 
 
 def is_heard(tensor: Tensor | None) -> bool:
@@ -197,6 +184,8 @@ class _Positions:
     n_outs: int
     differentiable: tuple[int, ...]
     kept: tuple[int, ...]
+    gradients: tuple[int, ...]
+    """The inputs that may get one."""
     late: tuple[int, ...]
     requires_grad: tuple[int, ...]
     needed: frozenset[int]
@@ -224,13 +213,13 @@ class _Positions:
         def among(places: Mapping[Slot, int], slots: Iterable[Slot]) -> tuple[int, ...]:
             return tuple(places[slot] for slot in slots if slot in places)
 
-        gradients = () if program.backward is None else program.backward.gradients
-        with_gradient = {slot for slot, i in ins.items() if i in gradients}
+        gradients = among(ins, (slot.of for slot in program.gives if isinstance(slot, Grad)))
         requires_grad = tuple(sorted(among(ins, program.requires_grad)))
         return _Positions(
             n_outs=len(outs),
             differentiable=among(outs, program.cotangents),
             kept=among(ins, program.backward_ins),
+            gradients=gradients,
             late=tuple(ins[s.of] for s in program.backward_ins if isinstance(s, Late)),
             requires_grad=requires_grad,
             needed=frozenset(among(ins, program.needed)),
@@ -241,8 +230,8 @@ class _Positions:
             unnoticed={ins[slot]: steps for slot, steps in program.unnoticed.items()},
             watched_inputs=tuple((ins[slot], moves) for slot, moves in program.watched.items() if slot in ins),
             watched_outs=among(outs, program.watched),
-            reached={ins[s]: frozenset(among(outs, of)) for s, of in program.reached.items() if s in with_gradient},
-            unused=frozenset(requires_grad) - frozenset(gradients) if gradients else frozenset(),
+            reached={ins[s]: frozenset(among(outs, of)) for s, of in program.reached.items() if of},
+            unused=frozenset(ins[s] for s, of in program.reached.items() if not of) if gradients else frozenset(),
             together=tuple(frozenset(among(active, others)) for others in program.together.values()),
             writes_inputs=among(ins, (s.of for s in program.written)),
             writes_outs=among(outs, (s.of for s in program.written)),
@@ -269,9 +258,7 @@ class _Apply(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Any, ...]:
         result = _gradients(ctx, incoming, lambda: _asked(ctx))
-        program: Differentiable = ctx.program
-        if program.backward is not None and not all(incoming[i] is not None for i in program.at.differentiable):
-            _add_zeros(ctx, result, program.backward.gradients)
+        _add_zeros(ctx, result, ctx.program.unreached(incoming))
         return (None, None, *result)
 
 
@@ -365,10 +352,15 @@ def _gradients(ctx: Any, incoming: Sequence[Tensor | None], asked: Callable[[], 
 
 def _add_zeros(ctx: Any, result: list[Any], places: Iterable[int]) -> None:
     """The engine goes on to inputs that this pass does not reach, where in eager PyTorch it does not: a hook there
-    would be given None. So a leaf that has hooks gets zeros, and so does what was computed outside, which may have
-    some."""
+    would be given None. So a leaf that got hooks since the call is passed over, and what was computed outside, which
+    may have some, gets zeros."""
     for i in places:
-        if result[i] is None and is_heard(ctx.given[i]()):
+        given = ctx.given[i]()
+        if result[i] is not None or not is_heard(given):
+            continue
+        if given is not None and is_leaf(given) and not hasattr(ctx, "_asked"):  # a recorded pass calls them itself
+            pass_over(given)
+        else:
             like = ctx.inputs[i]
             result[i] = torch.zeros_like(like if isinstance(like, Tensor) else like.empty())
 

@@ -33,8 +33,8 @@ class _Pass:
     incoming: dict[int, Tensor | None] = field(factory=dict)
     ahead: set[int] = field(factory=set)
     """The inputs whose gates it has still to run."""
-    is_whole: bool = True
-    """Whether it goes on to all that the outputs lead to which it comes from."""
+    led: list[Any] = field(factory=list)
+    """The gates that the outputs lead to which it comes from."""
     found: dict[int, Any] | None = None
 
 
@@ -75,7 +75,7 @@ class _Gates:
         running.incoming.update(zip(places, incoming, strict=True))
         executed = [gate for gate in gates if number < 0 or is_executed(gate)]
         running.ahead.update(i for gate in executed for i in gate.places)
-        running.is_whole &= len(executed) == len(gates)
+        running.led += gates
 
     def taken(self, gate: Any) -> list[Any]:
         """Of the gradients, those for what is behind a gate that runs: the main one before others, as it was created
@@ -100,8 +100,10 @@ class _Gates:
         return found
 
     def _asked(self, running: _Pass) -> list[bool]:
-        found = [running.is_whole] * self.n_inputs
-        for node, places in () if running.is_whole else self.all:
+        beyond = [edge for gate in running.led for edge, _ in gate.next_functions if edge is not None]
+        is_whole = _number() < 0 or all(map(is_executed, (*running.led, *beyond)))
+        found = [is_whole] * self.n_inputs
+        for node, places in () if is_whole else self.all:
             edges = () if (gate := node()) is None else gate.next_functions
             for i, (edge, _) in zip(places, edges, strict=False):
                 found[i] = edge is not None and is_executed(edge)

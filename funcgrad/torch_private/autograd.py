@@ -46,6 +46,11 @@ def running_node() -> object | None:
     return torch._C._current_autograd_node()
 
 
+def is_of_level(node: Any) -> bool:
+    """Whether what a node of eigenvectors has saved is a tensor of a level of torch.func: then it checks nothing."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(node._saved_eigenvectors))
+
+
 graph_is_kept: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph  # type: ignore[attr-defined]
 """Whether the backward pass that runs in this thread leaves the graph as it is (``retain_graph``)."""
 
@@ -95,13 +100,19 @@ def custom_function_of(node: Any) -> type | None:
 
 
 def materializes(function: Any) -> bool:
-    """Whether an ``autograd.Function`` is given zeros for a gradient that is undefined. It may be told so in its
-    forward, and PyTorch does not say what it was told: one that mentions it takes what comes."""
+    """Whether an ``autograd.Function`` that ran outside of a trace is given zeros for a gradient that is undefined. It
+    may be told so in its forward, and PyTorch does not say what it was told: one that mentions it takes what comes."""
+    return names_in(function).isdisjoint({"set_materialize_grads", "materialize_grads"})
+
+
+def names_in(function: Any) -> set[str]:
+    """What the forward of an ``autograd.Function`` mentions."""
     made = (getattr(f, "__code__", None) for f in (function.forward, function.setup_context))
-    return not any(
-        code is not None and not {"set_materialize_grads", "materialize_grads"}.isdisjoint(code.co_names)
-        for code in made
-    )
+    return {name for code in made if code is not None for name in code.co_names}
+
+
+SET_MATERIALIZES = torch.autograd.function.FunctionCtx, "set_materialize_grads"
+"""What an ``autograd.Function`` calls to say whether it is given zeros for a gradient that is undefined."""
 
 
 def running_node_name() -> str | None:

@@ -15,9 +15,11 @@ from ..capture.autocast import autocast_as
 from ..capture.inner import Inner
 from ..executable import Executable, compile_narrowed
 from ..generators import Drawn
+from ..graph_primitives import require_of_autograd
 from ..graphs import (
     Graph,
     bodies_of,
+    copy_nodes,
     drawn_from,
     has_effect,
     is_path_check,
@@ -32,12 +34,14 @@ from ..joint import Joint
 from ..layers.layer import Layer
 from ..layers.subclass import subclass
 from ..options import Options
-from ..passes.symbolic_zeros import without
+from ..passes.traced_passes import TracedPasses, of_pass
 from ..runtime.captured import CapturedCall
 from ..runtime.cotangents import CotangentLayout, Outline
-from ..runtime.execute import Differentiable, Half
+from ..runtime.execute import Differentiable
+from ..runtime.halves import Half
 from ..slots import Cotangent, Final, Grad, Late, NewMemory, Saved, Seed, Signature, Slot, inner_path, outer_slot
 from ..state.state import as_it_was
+from ..subclasses import Wrapping
 from ..torch_private.operators import generator_id
 from .definition import Pullback, name_of
 from .pure import Pure, require_repeatable
@@ -92,11 +96,13 @@ def differentiable(
             return pullback(tuple(values), tuple(incoming))  # type: ignore[no-any-return]
 
     def narrowed(absent: frozenset[Slot], unasked: frozenset[Slot]) -> Half:
-        graph = without(graphs[1], absent, unasked)
-        layer = subclass(graph.signature, joint.wrappings)
+        assert passes is not None
+        graph = passes.half(absent, unasked)
+        layer = subclass(graph.signature, _wrappings(joint, joint.told.traced_for(absent)))
         signature = graph.signature if layer is None else layer.outer
         return _half(_in_layer(layer, graph, compile_narrowed(graph, joint, options)), signature, ins, graph)
 
+    passes = _passes(made) if len(graphs) == 2 else None
     copied = {slot for slot in needed if Final(slot) in outs or slot in changed}
     layouts = dict(zip(active, _cotangents(joint, active), strict=True))
     return Differentiable(
@@ -106,10 +112,11 @@ def differentiable(
         ins=ins,
         outs=outs,
         backward_ins=backward.ins if backward else (),
+        gives=() if passes is None else tuple(dict.fromkeys(map(outer_slot, passes.outs))),
         cotangents=layouts,
         together={slot: joint.together[slot] for slot in active} if joint.together else {},
         reached=joint.reached,
-        has_effects=len(graphs) == 2 and _has_effects(graphs[1]),
+        has_effects=passes is not None and _has_effects(passes.graph),
         pullback=derivative,
         requires_grad=[slot for slot in ins if inner.facts.requires_grad(slot)],  # type: ignore[arg-type]
         needed=needed,
@@ -126,6 +133,18 @@ def differentiable(
         name=name_of(found.root),
         why_apart=_why_apart(found, made, options),
     )
+
+
+def _passes(made: Executable) -> TracedPasses:
+    """What was traced of backward; where that is one pass, the half itself, in the order in which it runs."""
+    half, told = made.graphs[1], made.joint.told
+    of_all = evolve(made.partition.backward, is_boxed=half.is_boxed, handed_over=half.handed_over)
+    return TracedPasses(of_all if told else half, told)
+
+
+def _wrappings(joint: Joint, absent: frozenset[Slot]) -> dict[Slot, Wrapping]:
+    """How wrapper subclasses are made in the pass that was traced without these."""
+    return {own: w for slot, w in joint.wrappings.items() if (own := of_pass(slot, absent) or slot)}
 
 
 def _half(run: Runnable, signature: Signature, ins: Sequence[Slot], graph: Graph) -> Half:
@@ -277,9 +296,10 @@ def pure_of(found: CapturedCall, made: Executable) -> Pure:
     written = frozenset(i for i, slot in enumerate(inner.signature.ins) if Final(slot) in outs)
     whole = restrict(graphs[0], [slot for slot in graphs[0].signature.outs if not isinstance(slot, Saved)])
     draws = _draws(whole, inner)
-    halves = None
+    halves, passes = None, None
     if len(graphs) == 2 and not joint.wrappings and _exchange_values_alone(*graphs):
-        halves = graphs[0], evolve(graphs[1], is_boxed=False, handed_over=frozenset())
+        passes = evolve(traced := _passes(made), graph=_at_level(traced.graph))
+        halves = graphs[0], _at_level(graphs[1])
     autocast = found.key.ambient.autocast
     return Pure(
         found.root,
@@ -290,7 +310,16 @@ def pure_of(found: CapturedCall, made: Executable) -> Pure:
         draws=draws,
         autocast=autocast,
         halves=halves,
+        passes=passes,
     )
+
+
+def _at_level(backward: Graph) -> Graph:
+    """The backward half as a level runs it: what autograd's engine alone asks of values, nobody asks."""
+    calls = [n for n in backward.fx.nodes if n.op != "output" and n.target is not require_of_autograd]
+    ins = list(zip(backward.signature.ins, backward.placeholders, strict=True))
+    outs = list(zip(backward.signature.outs, backward.results, strict=True))
+    return restrict(copy_nodes(backward, calls, ins, outs, backward.name), backward.signature.outs)
 
 
 def _exchange_values_alone(forward: Graph, backward: Graph) -> bool:

@@ -10,13 +10,14 @@ import warnings
 
 import torch
 
+from ..capture.backward import BackwardError
 from ..capture.captures import GradientsMatter
 from ..capture.error_translation import named_error
 from ..capture.facts import Facts, require_sizes_may_vary
 from ..capture.floats import NotSymbolicError, VaryingNumbersError
 from ..capture.inner import Inner
 from ..capture.inputs import Inputs, read_all
-from ..capture.joint import BackwardError, capture
+from ..capture.joint import capture
 from ..capture.observe import Surroundings, observe
 from ..capture.reads import READS_LATER
 from ..checkpoint_policies import policy_of

@@ -225,8 +225,8 @@ class Gradient:
     def _gradients(
         self, value: Tensor, wrt: list[list[Tensor]], trees: list[Tree], differentiable: bool, traced: bool
     ) -> Any:
-        flat = [leaf for leaves in wrt for leaf in leaves]
-        with _backward_pass(traced) as mark:
+        flat, trace = [leaf for leaves in wrt for leaf in leaves], active_trace()
+        with contextlib.nullcontext() if trace is None else trace.as_torch_func(), _backward_pass(traced) as mark:
             if value.requires_grad and flat:
                 seed = mark(_one_for(value))
                 found: Sequence[Tensor | None] = torch.autograd.grad(

@@ -37,6 +37,7 @@ from ..runtime.cache import ProgramCache, kept_by_module
 from ..runtime.call import MISS, print_call
 from ..runtime.captured import CapturedCall
 from ..runtime.check import require_same
+from ..runtime.halves import AT_MOST, warn_of_many
 from ..runtime.key import aliasing
 from ..runtime.miss_reasons import captured_by, why_not
 from ..runtime.program import Program
@@ -153,6 +154,11 @@ class Programs(abc.ABC):
             options = self._options if at_level else evolve(self._options, static_argnums=())
             made = type(self)(make(), options, at_level)
             found = self._derived.setdefault(key, made)
+            if key[0] in ("backward", "pull"):  # from other results each time
+                halves = [k for k in self._derived if k[0] == key[0]]
+                warn_of_many(len(halves), self.__name__)
+                for oldest in halves[:-AT_MOST]:
+                    self._derived.pop(oldest, None)
         return found
 
     # ── a miss ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -22,7 +22,7 @@ from ..capture.views import is_dense
 from ..generators import Drawn
 from ..graph_primitives import Opaque
 from ..graphs import Graph, pass_of, where_of
-from ..passes.symbolic_zeros import without
+from ..passes.traced_passes import TracedPasses
 from ..slots import Cotangent, Out, Saved, Slot
 from ..state.state import as_it_was
 from ..torch_private.levels import batched_at, dual_parts, sharing_dual_level, unbatched_at, vmap_level
@@ -88,6 +88,8 @@ class Pure(_OfValues):
     halves: tuple[Graph, Graph] | None = None
     """Forward and backward, where they exchange values alone; what forward saves is opaque: no derivative goes
     through it."""
+    passes: TracedPasses | None = None
+    """All that was traced of the backward half, for cotangents of some outputs alone."""
     exact: None = None
     is_reversed: bool = False
     """Whether a level of reverse mode runs it as its forward pass."""
@@ -114,11 +116,10 @@ class Pure(_OfValues):
 
     def of_outputs(self, active: tuple[int, ...]) -> Pure:
         """The function where a cotangent comes in for these outputs alone."""
-        if self.halves is None:
+        if self.halves is None or self.passes is None:
             return evolve(self, active=active)
-        forward, backward = self.halves
         absent = {self.inner.signature.outs[i] for i in self.active if i not in active}
-        return evolve(self, active=active, halves=(forward, without(backward, absent, ())))
+        return evolve(self, active=active, halves=(self.halves[0], self.passes.half(absent)))
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:

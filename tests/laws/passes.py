@@ -51,6 +51,64 @@ class Parts(torch.autograd.Function):
         return sum(found) if found else None
 
 
+class Branches(torch.autograd.Function):
+    """Its backward does otherwise where a gradient is not there."""
+
+    @staticmethod
+    def forward(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return x * 2, x * y, y.sin()
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple, output: tuple) -> None:
+        ctx.save_for_backward(*inputs)
+        _take_none(ctx)
+
+    @staticmethod
+    def backward(ctx, g: Tensor | None, h: Tensor | None, k: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        x, y = ctx.saved_tensors
+        if g is None:
+            return (None, k) if h is None else (h * x.exp(), h * BUFFER)
+        if k is None:
+            BUFFER.add_(1)
+            return g + (0 if h is None else h * y), None
+        return g * 7, k * y.cos()
+
+
+def _take_none(ctx: object) -> None:
+    ctx.set_materialize_grads(False)
+
+
+class Hooked(torch.nn.Module):
+    """What its backward hook gives depends on which gradients came in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_full_backward_hook(self.scaled)
+        self.register_full_backward_pre_hook(self.marked)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x * 2, x.cos()
+
+    @staticmethod
+    def scaled(module: object, given: tuple, outs: tuple) -> tuple:
+        return tuple(g if g is None else g * (1 + 10 * sum(v is None for v in outs)) for g in given)
+
+    @staticmethod
+    def marked(module: object, outs: tuple) -> tuple:
+        return tuple(g if g is None else g + sum(v is None for v in outs) for g in outs)
+
+
+def _node_hooked(a: Tensor, b: Tensor) -> Sequence[Tensor]:
+    """Hooks on the node of a computed tensor."""
+    found = torch.stack([a, b]).unbind()
+    node = found[0].grad_fn
+    node.register_prehook(
+        lambda given: tuple(None if g is None else g * sum(v is not None for v in given) for g in given)
+    )
+    node.register_hook(lambda made, given: tuple(g if g is None or given[0] is None else g * 3 for g in made))
+    return [v * 1 for v in found]
+
+
 class Constant(torch.autograd.Function):
     """Its gradient depends on none that comes in."""
 
@@ -102,6 +160,9 @@ STEPS: dict[str, Callable[[Tensor, Tensor], Sequence[Tensor]]] = {
     "both": lambda a, b: Both.apply(a, b),
     "parts": lambda a, b: Parts.apply(a),
     "constant": lambda a, b: [Constant.apply(a)],
+    "branches": lambda a, b: Branches.apply(a, b),
+    "hooked": lambda a, b: Hooked()(a * 1),
+    "node hooked": _node_hooked,
     "counted": lambda a, b: [Counted.apply(a)],
 }
 

@@ -1,0 +1,43 @@
+"""Which Python in a backward pass hears of it where a gradient is not there: it is given None."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from attrs import define, field
+from torch import Tensor
+
+from ..autograd_state import has_history
+from ..torch_private.autograd import custom_function_of, names_in
+
+
+@define(eq=False)
+class Listeners:
+    """That of one run, by the nodes of autograd that call it."""
+
+    _hooked: set[Any] = field(factory=set)
+    _gives_zeros: dict[Any, bool] = field(factory=dict)
+    """What custom functions said, by their contexts: these are their nodes. PyTorch keeps it where nobody can ask."""
+
+    def set_materialize_grads(self, said: Callable[..., None], context: Any, value: bool) -> None:
+        """Note it, and go on."""
+        self._gives_zeros[context] = value
+        said(context, value)
+
+    def may_be_hooked(self, tensor: Tensor) -> None:
+        """A hook on a tensor, and one on the node that computed it, is called where another result of that node has a
+        gradient. Who asks for a node may hook it."""
+        if has_history(tensor):
+            self._hooked.add(tensor.grad_fn)
+
+    def materializes(self, node: Any) -> bool:
+        """Whether the custom function of a node is given zeros instead."""
+        return self._gives_zeros.get(node, "materialize_grads" not in names_in(custom_function_of(node)))
+
+    def hears(self, node: Any) -> bool:
+        """Whether Python at a node does."""
+        function = custom_function_of(node)
+        if node in self._hooked:
+            return True
+        return function is not None and not getattr(function, "is_pure", False) and not self.materializes(node)
