@@ -10,7 +10,7 @@ import torch
 from attrs import define
 from torch import Tensor, fx
 
-from ..autograd_state import has_history, is_dead_end, leaves_below, python_node_below
+from ..autograd_state import ends_above, has_history, is_dead_end, leaves_below, python_node_below
 from ..graphs import value_of
 from ..slots import Base, Final, Grad, Out, Slot, Without
 from ..subclasses import inner_tensors, parts
@@ -20,7 +20,7 @@ from ..torch_private.tensors import storage_id
 from .error_translation import named_error
 from .floats import NotSymbolicError
 from .inner import Inner, Ran
-from .passages import Passages
+from .passages import Passages, told_of
 from .trace import Trace
 
 
@@ -153,3 +153,20 @@ def gradients(
         target.grad = None  # it may be the function's own
     torch.autograd.backward(outs, seeds, retain_graph=keeps_graph)
     return [target.grad for target in targets]
+
+
+def run_passes(trace: Trace, roots: Sequence[Tensor], seeds: Sequence[Tensor]) -> None:
+    """A backward pass from all roots; and those from some that are recorded, too: Python may read other tensors
+    there. What these raise, they raise when somebody asks for them."""
+    ends = [(Out(str(i)), v.grad_fn, v.output_nr) for i, v in enumerate(roots)]
+    told = told_of(ends, ends_above([end for _, end, _ in ends]), trace.listeners)
+    torch.autograd.backward(roots, seeds, retain_graph=bool(told))
+    for absent in told.passes([slot for slot, _, _ in ends]):
+        here = [i for i, (slot, _, _) in enumerate(ends) if slot not in absent]
+        refused = trace.refused
+        try:
+            torch.autograd.backward([roots[i] for i in here], [seeds[i] for i in here], retain_graph=True)
+        except (NotSymbolicError, SizeError):
+            raise
+        except Exception:
+            trace.refused = refused

@@ -12,11 +12,11 @@ from attrs import evolve, frozen
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from ..autograd_state import ends_above, gradient_of, has_history, has_hooks, is_leaf, python_node_below
+from ..autograd_state import gradient_of, has_history, has_hooks, is_leaf, python_node_below
 from ..graph_primitives import Path
 from ..graphs import type_text
 from ..options import Randomness
-from ..slots import Arg, Base, Captured, NewGradient, NewMemory, Out, Slot, Stored
+from ..slots import Arg, Base, Captured, NewGradient, NewMemory, Slot, Stored
 from ..state.effects import Refill, Store, Written, same_effects
 from ..state.guards import Guard, Place
 from ..state.hooks import listening
@@ -25,12 +25,12 @@ from ..state.output import put_out_again
 from ..state.state import State, state_of
 from ..state.watch import Watch
 from ..subclasses import inner_tensors
-from ..symbolic.sizes import SizeError
 from ..torch_private.functional import from_functional
 from ..torch_private.levels import transform_active
 from ..torch_private.modes import without_function_modes
 from ..torch_private.tensors import is_wrapper_subclass, storage_id
 from ..trees import flatten, flatten_arguments
+from .backward import run_passes
 from .capture_sources import GradientOf
 from .captures import RestartTrace
 from .changes import (
@@ -53,7 +53,6 @@ from .memory import history, neighbours, overlaps, same_objects
 from .modes import with_modes
 from .onward import Passes, calls_of
 from .outputs import look_at_outputs, results_by_slot
-from .passages import told_of
 from .questions import HOOKS, HOOKS_AFTER, answer_of, require_bare
 from .reads import READS_LATER
 from .resolved import resolve
@@ -395,7 +394,7 @@ class _DryRun:
             refused = self.trace.refused
             try:
                 with self.watch, self.trace.backward_pass(), hooks.watched():
-                    self._run_passes(roots, seeds)
+                    run_passes(self.trace, roots, seeds)
             except RuntimeError as error:
                 if self.trace.reads.allowed and isinstance(error, READS_LATER):
                     # of the gradients that come in, which are known when backward is compiled
@@ -403,22 +402,6 @@ class _DryRun:
                     self.trace.refused = refused
                 return error
         return None
-
-    def _run_passes(self, roots: Sequence[Tensor], seeds: Sequence[Tensor]) -> None:
-        """A backward pass from all roots; and those from some that are recorded, too: Python may read other tensors
-        there. What these raise, they raise when somebody asks for them."""
-        ends = [(Out(str(i)), v.grad_fn, v.output_nr) for i, v in enumerate(roots)]
-        told = told_of(ends, ends_above([end for _, end, _ in ends]), self.trace.listeners)
-        torch.autograd.backward(roots, seeds, retain_graph=bool(told))
-        for absent in told.passes([slot for slot, _, _ in ends]):
-            here = [i for i, (slot, _, _) in enumerate(ends) if slot not in absent]
-            refused = self.trace.refused
-            try:
-                torch.autograd.backward([roots[i] for i in here], [seeds[i] for i in here], retain_graph=True)
-            except (NotSymbolicError, SizeError):
-                raise
-            except Exception:
-                self.trace.refused = refused
 
     def _require_known(self, made: Iterable[Tensor]) -> None:
         """What is returned and is no input."""
