@@ -99,15 +99,15 @@ def changes_of(
 
 
 def _of_family(keys: Sequence[int], mirrored: Mapping[int, Mirrored], in_forward: Mapping[int, str]) -> str:
-    """How members of one of several families are written to: through themselves, or seen by the version counter they
-    share."""
+    """How members of one of several families are written to through themselves. Where families share a version
+    counter, it moves with one of them; where they do not (``a.data = b``), it must not."""
     ways = [in_forward[key] for key in keys if key in in_forward]
-    return _most(ways) if "tracked" in ways else mirrored[keys[0]].how_written(False)
+    return _most(ways) if "tracked" in ways or not ways else mirrored[keys[0]].how_written(False)
 
 
 def _most(ways: Sequence[str]) -> str:
     """The way of several that autograd knows most of."""
-    return next(way for way in ("tracked", "detached", "unversioned") if way in ways)
+    return next((way for way in ("tracked", "detached") if way in ways), "unversioned")
 
 
 def _keys(slot: Source, groups: Sequence[Overlap]) -> list[Source | Base]:

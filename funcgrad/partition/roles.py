@@ -28,12 +28,12 @@ class Roles:
                 self.incoming.add(node)
         pinned = [n for n in nodes if Tag.MUST_BE_IN_FORWARD in tags_of(n).flags]
         late = {v for s, v in outs if isinstance(v, fx.Node) and v in self.incoming and pass_of(v) == "backward"}
-        self.backward_outs = {s for s, v in outs if of_backward(s) or v in late}
+        self.backward_outs = {s for s, v in outs if of_backward(s) or (v in late and not is_split)}
         """Gradients; in a program that runs as one, what its own backward pass wrote to, or stores, too."""
-        self.forward = ancestors([v for s, v in outs if s not in self.backward_outs] + pinned)
+        self.forward = ancestors([v for s, v in outs if not of_backward(s) and v not in late] + pinned)
         self.effects = [n for n in nodes if n in self.incoming and has_effect(n)]
         """What backward does besides computing gradients: it draws, seeds, checks."""
-        self.backward = ancestors([v for s, v in outs if s in self.backward_outs] + self.effects)
+        self.backward = ancestors([v for s, v in outs if of_backward(s) or v in late] + self.effects)
         self.written = {
             n for s, n in zip(graph.signature.ins, graph.placeholders, strict=True) if Final(s) in graph.signature.outs
         }
