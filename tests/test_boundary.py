@@ -734,3 +734,35 @@ def test_what_leads_to_inputs_that_nobody_asks_for_does_not_run():
         return x.grad, w.grad, COUNT.clone()
 
     torch.testing.assert_close(written(fg.jit(writes_beside)), written(writes_beside))
+
+
+class GivesNone(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2, None
+
+
+@pytest.mark.parametrize("region", [contextlib.nullcontext, fg.compiled_autograd])
+@pytest.mark.parametrize(
+    "f", [lambda x, y: (x * 2, y * 3), lambda x, y: (GivesNone.apply(x, y), x), lambda x, y: (x, GivesNone.apply(x, y))]
+)
+def test_a_leaf_that_is_hooked_after_the_call_hears_what_it_hears_in_eager(f, region):
+    """Nothing where the pass does not come to it, None where Python has none for it."""
+
+    def heard(f):
+        log = []
+        for which in (0, 0, 1, 1):
+            x, y = leaves()
+            outs = f(x, y)
+            y.register_hook(lambda g: log.append(None if g is None else g.tolist()))
+            y.register_post_accumulate_grad_hook(lambda p: log.append(("after", p.grad is None)))
+            with region():
+                outs[which].sum().backward()
+            log.append(y.grad is None)
+        return log
+
+    assert heard(fg.jit(f)) == heard(f)

@@ -16,6 +16,7 @@ from attrs import evolve
 from torch import Tensor
 
 from ..errors import GraphError
+from ..runtime.execute import leaves_passed_over
 from ..torch_private.engine import engine_operators, is_traceable
 from ..torch_private.modes import TorchDispatchMode
 from .inlined import Region, function_of
@@ -71,6 +72,8 @@ class Recorder:
         """Why none of the graphs that the engine knows would do."""
         self.calls: list[str] = []
         """The compiled regions whose backward halves are calls, each with the reason."""
+        self._passes_over = False
+        """Whether the pass does not come to a leaf, though the engine does."""
         self.seconds = -time.perf_counter()
         """How long it took."""
 
@@ -160,7 +163,10 @@ class Recorder:
         run, why = function_of([m is not None for m in metadata], function, refs)
         self.calls += [why] if why is not None else []
         new = self._say(Kind.CALL, type(function).__name__, run, args, likes, may_be_none=not isinstance(run, Region))
-        return tuple(None if m is None else token for m, token in zip(metadata, new, strict=True))
+        passed_over = leaves_passed_over(function, inputs)
+        self._passes_over = self._passes_over or bool(passed_over)
+        given = enumerate(zip(metadata, new, strict=True))
+        return tuple(None if m is None or i - 2 in passed_over else token for i, (m, token) in given)
 
     def call_copy_slices_prologue(self, inputs: Any, *geometry: Any) -> list[Tensor]:
         refs = self._tokens.refs
@@ -181,6 +187,8 @@ class Recorder:
         )[0]
 
     def tensor_pre_hook(self, inputs: list[Any], hook_id: int, i: int) -> list[Any]:
+        if inputs[i] is None and self._passes_over and "AccumulateGrad" in self.names[self._node]:
+            return inputs
         ref = self._tokens.refs(inputs[i])
         (inputs[i],) = self._hooked("tensor_hook", tensor_hook, (Ref("hooks", hook_id), ref), (ref,))
         return inputs

@@ -358,11 +358,20 @@ def _add_zeros(ctx: Any, result: list[Any], places: Iterable[int]) -> None:
         given = ctx.given[i]()
         if result[i] is not None or not is_heard(given):
             continue
-        if given is not None and is_leaf(given) and not hasattr(ctx, "_asked"):  # a recorded pass calls them itself
-            pass_over(given)
+        if given is not None and is_leaf(given):
+            if not hasattr(ctx, "_asked"):  # a recorded pass calls them itself
+                pass_over(given)
         else:
             like = ctx.inputs[i]
             result[i] = torch.zeros_like(like if isinstance(like, Tensor) else like.empty())
+
+
+def leaves_passed_over(ctx: Any, incoming: Sequence[Any]) -> list[int]:
+    """The leaves among the inputs of a compiled function to which a pass with these gradients of its outputs does not
+    come, though the engine goes on to them."""
+    program = differentiable_of(ctx)
+    places = () if program is None else program.unreached(incoming)
+    return [i for i in places if (given := ctx.given[i]()) is not None and is_leaf(given)]
 
 
 def _asked(ctx: Any) -> Sequence[bool]:
