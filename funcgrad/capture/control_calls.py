@@ -60,8 +60,9 @@ def scan(
     )
 
 
-def map_(trace: Trace, f: Callable[..., Any], xs: Sequence[Any], pos_args: Sequence[Any] = ()) -> Any:
-    """``map``: a scan without a carry. What is given to each step may be anything."""
+def map_(trace: Trace, f: Callable[..., Any], xs: Sequence[Any], pos_args: Sequence[Any] = (), **_: Any) -> Any:
+    """``map``: a scan without a carry. What is given to each step may be anything. (From 2.15 on PyTorch says which
+    of its arguments the body writes to: here that is heard when it does.)"""
     is_tensor = [isinstance(v, Tensor) for v in pos_args]
     given = _tensors(trace, "an argument of map", [v for v in pos_args if isinstance(v, Tensor)])
 

@@ -196,7 +196,8 @@ class Reached(Found):
         stream = method.__self__ if isinstance(method.__self__, io.IOBase) else None
         if stream is not None and not is_buffer(stream) and method.__name__ == "write":
             self.told[name] = _WRITES
-        if not isinstance(method.__self__, (types.ModuleType, type)):
+        of_class = isinstance(method.__self__, type) and not issubclass(method.__self__, torch.autograd.Function)
+        if not (of_class or isinstance(method.__self__, types.ModuleType)):  # apply, in torch 2.15
             self._value(Place("slot", method, "__self__", name.removesuffix(f".{method.__name__}")), method.__self__)
 
     def _partial(self, partial: functools.partial[Any], name: str) -> None:
