@@ -12,7 +12,7 @@ from attrs import field, frozen
 
 from . import refusals
 from .generators import Drawn
-from .graph_primitives import Read, guard_holds
+from .graph_primitives import Opaque, Read, guard_holds
 from .graphs import Graph, drawn_from, is_path_check, is_random, pass_of
 from .show.parts import Doc, Table
 from .show.shown import Shown
@@ -156,6 +156,12 @@ class Joint(Shown):
     @property
     def signature(self) -> Signature:
         return self.graph.signature
+
+    @property
+    def calls_opaque(self) -> bool:
+        """Whether forward calls the caller's Python, which has done what it does where something raises after it."""
+        called = ((n.target, pass_of(n)) for n in self.graph.fx.nodes)
+        return any(isinstance(of, Opaque) and not of.is_pure and of_pass == "forward" for of, of_pass in called)
 
     @property
     def raises(self) -> bool:

@@ -1,5 +1,6 @@
 """Programs that read values of tensors, as random ones found them: eager PyTorch is the oracle, step by step."""
 
+import contextlib
 import copy
 import math
 import re
@@ -389,3 +390,22 @@ def test_a_class_below_zero_is_refused_as_eager_pytorch_refuses_it():
         assert torch.equal(compiled(torch.tensor(values)), F.one_hot(torch.tensor(values)))
     with pytest.raises(RuntimeError, match="index -1 is out of bounds"):
         compiled(torch.tensor([0, -1, 1]))
+
+
+def test_an_opaque_call_before_a_singular_matrix_happens_once():
+    seen = []
+    op = fg.opaque(lambda t: (seen.append(t.sum().item()), t * 2)[1], like=lambda t: t)
+    compiled = fg.jit(lambda a: torch.linalg.inv(op(a)))
+    for matrix in (torch.eye(2), torch.ones(2, 2), torch.ones(2, 2)):
+        with contextlib.suppress(torch.linalg.LinAlgError):
+            compiled(matrix)
+    assert seen == [2, 4, 4]
+
+
+@pytest.mark.parametrize("size", [lambda t: int(t.sum()), lambda t: round(t.sum().item())])
+def test_a_size_that_is_read_and_becomes_zero_or_less(size):
+    compiled = fg.jit(lambda t: torch.zeros(size(t)))
+    for n in (1.0, 2.0, 3.0, 0.0):
+        assert compiled(torch.full((3,), n)).shape == (3 * n,)
+    with pytest.raises(RuntimeError, match="negative"):
+        compiled(torch.full((3,), -1.0))

@@ -566,3 +566,35 @@ def test_what_both_passes_write_to_is_refused():
 
     with pytest.raises(fg.MutationError, match="writes to Python state in its backward pass: n \\+= 1"):
         fg.jit(model, backend="aten")(torch.ones(1, 3, requires_grad=True)).sum().backward()
+
+
+class PrintsAndScales(torch.autograd.Function):
+    @staticmethod
+    def forward(x, w):
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx, g):
+        print("backward")
+        return g * ctx.saved_tensors[0], None
+
+
+@pytest.mark.parametrize("region", [contextlib.nullcontext, fg.compiled_autograd])
+def test_what_backward_alone_reads_is_kept_where_it_is_compiled_when_it_runs(region, capsys):
+    weight, compiled = torch.full((2,), 3.0), fg.jit(lambda x, w: PrintsAndScales.apply(x, w).sum())
+    for _ in range(3):
+        x = torch.ones(2, requires_grad=True)
+        with region():
+            compiled(x, weight.clone()).backward()
+        assert x.grad.tolist() == [3.0, 3.0]
+    assert capsys.readouterr().out == "backward\n" * 3
+
+
+def test_what_backward_writes_at_a_level_is_refused():
+    f = fg.jit(lambda x: PrintsAndScales.apply(x, x.detach() + 1).sum())
+    with pytest.raises(fg.MutationError, match="lost at a level of torch.func"):
+        torch.func.grad(f)(torch.ones(2))

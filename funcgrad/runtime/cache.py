@@ -124,7 +124,7 @@ class ProgramCache:
                     path = (*(in_any_call(read.value) for read in program.joint.reads[: miss.read]), miss.value)
                 continue
             except LinAlgError:
-                if met is None:
+                if met is None and (program := entry.program()) is not None and not program.joint.calls_opaque:
                     return MISS  # it is asked again
                 raise
             if result is not MISS:

@@ -287,7 +287,8 @@ def _ran(ctx: Any, program: Differentiable, given: tuple[Mapping[int, Tensor], S
     ctx.written = [inputs[i].detach() for i in at.writes_inputs]
     ctx.watched = [(inputs[i].detach(), version_of(inputs[i]) + moves) for i, moves in at.watched_inputs]
     ctx.watched += [(outs[i].detach(), version_of(outs[i])) for i in at.watched_outs]
-    # For a second derivative only. Not among the saved tensors: eager PyTorch lets a bias be updated before
+    # For a pass that runs the function again (a second derivative; a first one, where backward is compiled when it
+    # runs). Not among the saved tensors: eager PyTorch lets a bias be updated before
     # backward. An input whose values no derivative needs may die when the caller lets it go.
     ctx.inputs = [
         v if i in at.needed or not isinstance(v, Tensor) else (_Hollow if i in at.subclasses else Outline).of(v)

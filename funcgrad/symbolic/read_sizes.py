@@ -36,7 +36,7 @@ class SizesOnPath:
         except (ArithmeticError, ValueError):
             is_on_path = False
         if not is_on_path:
-            raise PathMiss(self.read, found if isinstance(found, int) else shapes_of(found))
+            raise PathMiss(self.read, found if isinstance(found, (int, float)) else shapes_of(found))
 
     def _written(self) -> Callable[..., bool]:
         conditions = " and ".join(f"({c})" for c in self.sizes.checks(self.own)) or "True"

@@ -70,7 +70,7 @@ def differentiable(
         graph.signature if layer is None else layer.outer for layer, graph in zip(wrapped, graphs, strict=True)
     ]
     backward = signatures[1] if len(graphs) == 2 else None
-    needed = _needed(joint, graphs)
+    needed = _needed(inner, joint, graphs)
     over_saved = _over_saved(graphs[0]) if backward else set()
     captured = {c.slot: c for c in inner.facts.captured}
     restrided = {slot: change.restrides for slot, change in inner.facts.changes.items() if change.restrides}
@@ -224,10 +224,13 @@ def _cotangents(joint: Joint, active: Sequence[Slot]) -> tuple[CotangentLayout, 
     return tuple(CotangentLayout(joint.wrappings.get(slot), tuple(inner[slot])) for slot in like)
 
 
-def _needed(joint: Joint, graphs: Sequence[Graph]) -> set[Slot]:
+def _needed(inner: Inner, joint: Joint, graphs: Sequence[Graph]) -> set[Slot]:
     """The inputs whose values a second derivative may need: those that backward reads itself, and those from which
     anything but incoming gradients is computed that a gradient depends on, or that has an effect (a generator is set
-    to it, a draw refuses it): that is done again, too. The others need not outlive the forward pass."""
+    to it, a draw refuses it): that is done again, too. The others need not outlive the forward pass. Where backward is
+    compiled when it runs, nobody knows yet what it reads."""
+    if len(graphs) == 1 and inner.splits and inner.facts.differentiable:
+        return set(inner.signature.ins)
     late = {outer_slot(s.of) for s in graphs[-1].signature.ins if isinstance(s, Late)}
     if len(graphs) == 2:
         names = {

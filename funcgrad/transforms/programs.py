@@ -28,7 +28,7 @@ from ..capture.source_location import is_of_function, user_line_of
 from ..errors import ReadsWarning, RetraceError, uninitialized_in
 from ..executable import Executable, build_all, partition_joint
 from ..generators import outside_own_draws
-from ..graph_primitives import Opaque, Path, PathMiss, has_symbols, known_now
+from ..graph_primitives import Path, PathMiss, has_symbols, known_now
 from ..layers.layer import statements_of
 from ..layers.stack import with_subclasses
 from ..levels import outside_levels
@@ -205,8 +205,7 @@ class Programs(abc.ABC):
     @property
     def _may_run_again(self) -> bool:
         """Whether eager PyTorch may make a call that a program has begun and raised in: nothing has happened."""
-        called = (n.target for program in self._cache.programs for n in program.joint.graph.fx.nodes)
-        has_happened = any(isinstance(target, Opaque) and not target.is_pure for target in called)
+        has_happened = any(program.joint.calls_opaque for program in self._cache.programs)
         return self._definition.replays and not self._at_level and not has_happened
 
     def _program_or_error(

@@ -125,6 +125,10 @@ class Pure(_OfValues):
     def again(self) -> Iterator[None]:
         """Inside, the function may be run once more: autocast and Python state are what they were."""
         require_repeatable(self.graph)
+        if self.inner.facts.backward_writes:
+            raise refusals.WRITES_STATE_IN_BACKWARD(
+                "it, or what it prints, would be lost at a level of torch.func", where="torch.func.grad"
+            )
         with autocast_as(self.autocast), as_it_was(self.inner.facts.state):
             yield
 
