@@ -596,5 +596,5 @@ def test_what_backward_alone_reads_is_kept_where_it_is_compiled_when_it_runs(reg
 
 def test_what_backward_writes_at_a_level_is_refused():
     f = fg.jit(lambda x: PrintsAndScales.apply(x, x.detach() + 1).sum())
-    with pytest.raises(fg.MutationError, match="lost at a level of torch.func"):
+    with pytest.raises(fg.MutationError, match="lost at a level"):
         torch.func.grad(f)(torch.ones(2))
