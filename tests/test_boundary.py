@@ -532,6 +532,24 @@ def hooks_a_node(x, y):
     return a, b * y
 
 
+def hooks_a_node_below(x, y):
+    a, b = torch.var_mean(x * y)
+    c = a * 1
+    hooks_the_one_below(c)
+    return c, b * y
+
+
+def hooks_a_node_below_what_it_drops(x, y):
+    a, b = torch.var_mean(x * y)
+    hooks_the_one_below(a.exp())
+    return a, b * y
+
+
+def hooks_the_one_below(result):
+    ((node, _),) = (edge for edge in result.grad_fn.next_functions if edge[0] is not None)
+    node.register_prehook(lambda given: tuple(g if g is None else g * (2 if None in given else 5) for g in given))
+
+
 @pytest.mark.parametrize("region", [contextlib.nullcontext, fg.compiled_autograd])
 @pytest.mark.parametrize(
     "f",
@@ -540,6 +558,8 @@ def hooks_a_node(x, y):
         lambda x, y: Branches.apply((x * torch.rand(3)).exp()),
         lambda x, y: Materializes.apply(x),
         hooks_a_node,
+        hooks_a_node_below,
+        hooks_a_node_below_what_it_drops,
         hooked("register_full_backward_hook", lambda module, gi, go: (gi[0] * (10 if go[1] is None else 1000),)),
         hooked("register_full_backward_pre_hook", lambda module, go: [torch.ones(3) if g is None else g for g in go]),
     ],
