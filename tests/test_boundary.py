@@ -706,6 +706,22 @@ def test_halves_from_other_results_each_time_are_bounded_and_warned_of(how, monk
         assert len(outs[0].grad_fn.program._halves._made) == 20
 
 
+@pytest.mark.parametrize("how", ["engine", "level"])
+def test_the_half_that_was_asked_for_longest_ago_is_dropped(how, monkeypatch):
+    monkeypatch.setattr("funcgrad.runtime.halves.AT_MOST", 2)
+    monkeypatch.setattr("funcgrad.transforms.programs.AT_MOST", 2)
+    compiled, x, made = fg.jit(of_many, backend="aten"), torch.ones(2), []
+    outs = compiled(x.requires_grad_())
+    monkeypatch.setattr("funcgrad.transforms.programs.warn_of_many", lambda n, name: made.append(n))
+    monkeypatch.setattr("funcgrad.runtime.halves.warn_of_many", lambda n, name: made.append(n))
+    for i, n in ((0, 1), (1, 2), (0, 2), (2, 3), (0, 3), (1, 4)):
+        if how == "engine":
+            outs[i].sum().backward(retain_graph=True)
+        else:
+            torch.func.grad(lambda x, i=i: compiled(x)[i].sum())(x.detach())
+        assert len(made) == n + (how == "level")  # there, that of all results is one of them
+
+
 @pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_leaf_that_gets_a_hook_after_the_call(register, elsewhere):
