@@ -6,11 +6,10 @@ Asking a view for its history may raise (its base was written to where that is f
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from attrs import define
 from torch.autograd.graph import get_gradient_edge
 
 from . import refusals
@@ -161,36 +160,6 @@ def leaves_below(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 def has_hooks(tensor: torch.Tensor) -> bool:
     """Whether something of the caller's runs when a gradient of a leaf is computed, or has been added to it."""
     return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
-
-
-def pass_over(leaf: Any) -> None:
-    """The hooks of a leaf do not hear of it where this backward pass comes to it without a gradient."""
-    arrives: list[bool] = []
-
-    def hear(gradient: torch.Tensor | None) -> None:
-        arrives[:] = [gradient is not None]
-        handle.remove()
-
-    handle = leaf.register_hook(hear)
-    for hooks in (leaf._backward_hooks, leaf._post_accumulate_grad_hooks or {}):
-        for key, hook in list(hooks.items()):
-            if key != handle.id and not isinstance(hook, _PassedOver):
-                hooks[key] = _PassedOver(hook, hooks, key, arrives)
-
-
-@define
-class _PassedOver:
-    """A hook, for one call. ``arrives``: whether a gradient does, known when one runs that has been added up."""
-
-    hook: Callable[[Any], Any]
-    hooks: dict[int, Any]
-    key: int
-    arrives: list[bool]
-
-    def __call__(self, given: torch.Tensor | None) -> Any:
-        if self.hooks.get(self.key) is self:  # it may have been removed
-            self.hooks[self.key] = self.hook
-        return None if given is None or False in self.arrives else self.hook(given)
 
 
 def bump_version(tensor: torch.Tensor) -> None:

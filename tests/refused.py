@@ -798,6 +798,17 @@ def registers(x: Tensor) -> Tensor:
     return x * 2
 
 
+def hooked_once() -> tuple[Tensor]:
+    (x,) = leaf()
+    handle = x.register_hook(lambda g: (handle.remove(), g * 7)[1])
+    return (x,)
+
+
+def runs_its_backward(x: Tensor) -> Tensor:
+    (x * x).sum().backward()
+    return x.detach() * 2
+
+
 def retained() -> tuple[Tensor]:
     (x,) = computed()
     x.retain_grad()
@@ -985,6 +996,13 @@ row(
     fixed_args=leaf,
 )
 row("a hook on a gradient", memory.ACCUMULATE_HOOK, registers, leaf, fixed=doubled)
+row(
+    "a hook that removes itself",
+    memory.REMOVES_HOOK,
+    runs_its_backward,
+    hooked_once,
+    fixed_args=lambda: hooked(*leaf()),
+)
 row("retain_grad inside", memory.RETAINED_OUTSIDE, keeps_its_gradient, computed, fixed=doubled, fixed_args=retained)
 row(
     "a write to windows",

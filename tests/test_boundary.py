@@ -7,6 +7,7 @@ import contextlib
 import gc
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -531,6 +532,24 @@ def hooks_a_node(x, y):
     return a, b * y
 
 
+def hooks_a_node_below(x, y):
+    a, b = torch.var_mean(x * y)
+    c = a * 1
+    hooks_the_one_below(c)
+    return c, b * y
+
+
+def hooks_a_node_below_what_it_drops(x, y):
+    a, b = torch.var_mean(x * y)
+    hooks_the_one_below(a.exp())
+    return a, b * y
+
+
+def hooks_the_one_below(result):
+    ((node, _),) = (edge for edge in result.grad_fn.next_functions if edge[0] is not None)
+    node.register_prehook(lambda given: tuple(g if g is None else g * (2 if None in given else 5) for g in given))
+
+
 @pytest.mark.parametrize("region", [contextlib.nullcontext, fg.compiled_autograd])
 @pytest.mark.parametrize(
     "f",
@@ -539,6 +558,8 @@ def hooks_a_node(x, y):
         lambda x, y: Branches.apply((x * torch.rand(3)).exp()),
         lambda x, y: Materializes.apply(x),
         hooks_a_node,
+        hooks_a_node_below,
+        hooks_a_node_below_what_it_drops,
         hooked("register_full_backward_hook", lambda module, gi, go: (gi[0] * (10 if go[1] is None else 1000),)),
         hooked("register_full_backward_pre_hook", lambda module, go: [torch.ones(3) if g is None else g for g in go]),
     ],
@@ -685,6 +706,22 @@ def test_halves_from_other_results_each_time_are_bounded_and_warned_of(how, monk
         assert len(outs[0].grad_fn.program._halves._made) == 20
 
 
+@pytest.mark.parametrize("how", ["engine", "level"])
+def test_the_half_that_was_asked_for_longest_ago_is_dropped(how, monkeypatch):
+    monkeypatch.setattr("funcgrad.runtime.halves.AT_MOST", 2)
+    monkeypatch.setattr("funcgrad.transforms.programs.AT_MOST", 2)
+    compiled, x, made = fg.jit(of_many, backend="aten"), torch.ones(2), []
+    outs = compiled(x.requires_grad_())
+    monkeypatch.setattr("funcgrad.transforms.programs.warn_of_many", lambda n, name: made.append(n))
+    monkeypatch.setattr("funcgrad.runtime.halves.warn_of_many", lambda n, name: made.append(n))
+    for i, n in ((0, 1), (1, 2), (0, 2), (2, 3), (0, 3), (1, 4)):
+        if how == "engine":
+            outs[i].sum().backward(retain_graph=True)
+        else:
+            torch.func.grad(lambda x, i=i: compiled(x)[i].sum())(x.detach())
+        assert len(made) == n + (how == "level")  # there, that of all results is one of them
+
+
 @pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_leaf_that_gets_a_hook_after_the_call(register, elsewhere):
@@ -766,3 +803,100 @@ def test_a_leaf_that_is_hooked_after_the_call_hears_what_it_hears_in_eager(f, re
         return log
 
     assert heard(fg.jit(f)) == heard(f)
+
+
+def times(x, y):
+    return x * 2, y * 3
+
+
+def gives_of_others(x, y, calls):
+    """``x`` gets a gradient in the second pass alone."""
+    o, _ = calls
+    torch.autograd.grad(o[1].sum(), [y, x], retain_graph=True, allow_unused=True)
+    o[0].sum().backward()
+
+
+def adds_up_what_a_gradient_was_asked_for(x, y, calls):
+    o, _ = calls
+    torch.autograd.grad(o[1].sum(), [y], retain_graph=True)
+    o[1].sum().backward()
+
+
+def comes_from_two_calls(x, y, calls):
+    o, q = calls
+    (o[1].sum() + q[1].sum()).backward(retain_graph=True)
+    (o[1].sum() + q[0].sum()).backward()
+
+
+def asks_for_another(x, y, calls):
+    o, _ = calls
+    o[1].sum().backward(inputs=[y])
+
+
+def fails_elsewhere(x, y, calls):
+    o, q = calls
+    stop = o[1].sum() * 1
+    handle = y.register_hook(lambda g: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        stop.backward()
+    handle.remove()
+    q[0].sum().backward()
+
+
+def one_within_another(x, y, calls):
+    o, q = calls
+    y.register_hook(lambda g: q[0].backward(g))
+    o[1].sum().backward()
+
+
+def takes_its_own_values_for_a_gradient(x, y, calls):
+    o, _ = calls
+    (o[1].sum() + x.view_as(x)).backward(gradient=x)
+
+
+@pytest.mark.parametrize(
+    "passes",
+    [
+        gives_of_others,
+        adds_up_what_a_gradient_was_asked_for,
+        comes_from_two_calls,
+        asks_for_another,
+        fails_elsewhere,
+        one_within_another,
+        takes_its_own_values_for_a_gradient,
+    ],
+)
+def test_a_leaf_that_a_pass_does_not_come_to_has_its_hooks_afterwards(passes):
+    def heard(f):
+        log = []
+        x, y = leaves()
+        calls = f(x, y), f(x, y)
+        hooks = lambda g: log.append(g), lambda p: log.append(None if p.grad is None else p.grad.clone())
+        handles = x.register_hook(hooks[0]), x.register_post_accumulate_grad_hook(hooks[1])
+        passes(x, y, calls)
+        assert list(x._backward_hooks.values()) == [hooks[0]]
+        assert list(x._post_accumulate_grad_hooks.values()) == [hooks[1]]
+        for handle in handles:
+            handle.remove()
+        return log, x.grad, y.grad
+
+    torch.testing.assert_close(heard(fg.jit(times)), heard(times))
+
+
+def test_threads_pass_over_one_leaf():
+    x, f, n = torch.ones(2, requires_grad=True), fg.jit(times), 40
+    calls = [[f(x, torch.ones(2, requires_grad=True)) for _ in range(n)] for _ in range(4)]
+    log = []
+    x.register_hook(log.append)
+    after = []
+    x.register_post_accumulate_grad_hook(lambda p: after.append(None))
+
+    def work(i):
+        for k, outs in enumerate(calls[i]):
+            outs[(k + i) % 2].sum().backward()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert (len(log), len(after)) == (2 * n, 2 * n)
+    assert not any(g is None for g in log)
+    assert len(x._backward_hooks) == len(x._post_accumulate_grad_hooks) == 1

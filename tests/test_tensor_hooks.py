@@ -598,3 +598,53 @@ def test_what_backward_writes_at_a_level_is_refused():
     f = fg.jit(lambda x: PrintsAndScales.apply(x, x.detach() + 1).sum())
     with pytest.raises(fg.MutationError, match="lost at a level"):
         torch.func.grad(f)(torch.ones(2))
+
+
+def removes_itself(p):
+    def hook(g):
+        handle.remove()
+        return g * 7
+
+    handle = p.register_hook(hook)
+
+
+def removes_itself_after(p):
+    def hook(q):
+        handle.remove()
+        q.grad = q.grad * 7
+
+    handle = p.register_post_accumulate_grad_hook(hook)
+
+
+@pytest.mark.parametrize("register", [removes_itself, removes_itself_after])
+def test_a_hook_of_a_leaf_that_removes_itself_is_refused_and_stays(register):
+    """What the dry run removed was gone: no call had it."""
+    p, x = nn.Parameter(torch.tensor([1.0, 2.0])), torch.ones(2)
+    register(p)
+
+    def f(x):
+        p.grad = None
+        (p * x).sum().backward()
+        return x * 1
+
+    with pytest.raises(fg.MutationError, match="removes a hook of a tensor it was given"):
+        fg.jit(f)(x)
+    f(x)
+    assert p.grad.tolist() == [7, 7]
+    fg.jit(f)(x)
+    assert p.grad.tolist() == [1, 1]
+
+
+def test_a_function_that_removes_a_hook_of_a_leaf_is_refused():
+    p = nn.Parameter(torch.tensor([1.0, 2.0]))
+    handle = p.register_hook(lambda g: g * 7)
+
+    def f(x):
+        p.grad = None
+        (p * x).sum().backward()
+        with handle:  # removes it
+            return x * 1
+
+    with pytest.raises(fg.MutationError, match="removes a hook of a tensor it was given"):
+        fg.jit(f)(torch.ones(2))
+    assert len(p._backward_hooks) == 1

@@ -3,7 +3,8 @@ pass in which Python hears of it that some of them are not there (``Joint.told``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -108,19 +109,18 @@ class _Passes:
         return outs
 
     def run_without(self, absent: frozenset[Slot]) -> dict[Slot, Any]:
-        """The same of a pass that somebody may ask for; what it raises, it raises then."""
-        refused, told = self.trace.refused, self.passages.told
-        told.traced[absent] = None
-        try:
-            return self.run(absent)
-        except (NotSymbolicError, SizeError):
-            raise
-        except Exception as error:
+        """The same of a pass that somebody may ask for."""
+        outs, told = dict[Slot, Any](), self.passages.told
+
+        def keep(error: Exception) -> None:
             found = named_error(error) or error
             found.__cause__ = found.__context__ = None  # their frames hold the trace
             told.traced[absent] = found.with_traceback(None)
-            self.trace.refused = refused
-            return {}
+
+        told.traced[absent] = None
+        with _raised_when_asked_for(self.trace, keep):
+            outs = self.run(absent)
+        return outs
 
     def _as_before(self) -> None:
         """What a pass has written to holds what it held before: the next one is another, not a later one."""
@@ -157,16 +157,24 @@ def gradients(
 
 def run_passes(trace: Trace, roots: Sequence[Tensor], seeds: Sequence[Tensor]) -> None:
     """A backward pass from all roots; and those from some that are recorded, too: Python may read other tensors
-    there. What these raise, they raise when somebody asks for them."""
+    there."""
     ends = [(Out(str(i)), v.grad_fn, v.output_nr) for i, v in enumerate(roots)]
     told = told_of(ends, ends_above([end for _, end, _ in ends]), trace.listeners)
     torch.autograd.backward(roots, seeds, retain_graph=bool(told))
     for absent in told.passes([slot for slot, _, _ in ends]):
         here = [i for i, (slot, _, _) in enumerate(ends) if slot not in absent]
-        refused = trace.refused
-        try:
+        with _raised_when_asked_for(trace):
             torch.autograd.backward([roots[i] for i in here], [seeds[i] for i in here], retain_graph=True)
-        except (NotSymbolicError, SizeError):
-            raise
-        except Exception:
-            trace.refused = refused
+
+
+@contextlib.contextmanager
+def _raised_when_asked_for(trace: Trace, keep: Callable[[Exception], None] = lambda error: None) -> Iterator[None]:
+    """Around a pass that somebody may ask for: what it raises, it raises then."""
+    refused = trace.refused
+    try:
+        yield
+    except (NotSymbolicError, SizeError):
+        raise
+    except Exception as error:
+        trace.refused = refused
+        keep(error)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from .. import refusals
 from ..autograd_state import gradient_of, is_leaf, is_untold, renew_history
@@ -94,6 +95,17 @@ def require_own(trace: Trace, tensor: Tensor) -> None:
     """A hook that runs when a gradient is accumulated into the caller's tensor would be lost: that happens outside."""
     if id(trace.lineage.named(tensor)) in trace.stand_ins():
         raise refusals.ACCUMULATE_HOOK(where=user_line())
+
+
+def require_not_of_leaf(trace: Trace, handle: RemovableHandle) -> None:
+    """A hook of the caller's tensor would be gone for the run that is recorded, and for all others."""
+    hooks = handle.hooks_dict_ref()
+    if hooks is None or handle.id not in hooks:
+        return
+    with without_function_modes():
+        met: list[Any] = [*trace.reals.values(), *(known.real for known in trace.captured.values())]
+        if any(hooks is own for t in met for own in (t._backward_hooks, t._post_accumulate_grad_hooks)):
+            raise refusals.REMOVES_HOOK(where=user_line())
 
 
 def switch(trace: Trace, original: Any, tensor: Any, on: bool) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from attrs import define, field
 from torch import Tensor
 
-from ..autograd_state import has_history
+from ..autograd_state import has_history, nodes_from
 from ..torch_private.autograd import custom_function_of, names_in
 
 
@@ -17,6 +17,7 @@ class Listeners:
     """That of one run, by the nodes of autograd that call it."""
 
     _hooked: set[Any] = field(factory=set)
+    _asked_for: set[Any] = field(factory=set)
     _gives_zeros: dict[Any, bool] = field(factory=dict)
     """What custom functions said, by their contexts: these are their nodes. PyTorch keeps it where nobody can ask."""
 
@@ -25,19 +26,25 @@ class Listeners:
         self._gives_zeros[context] = value
         said(context, value)
 
-    def may_be_hooked(self, tensor: Tensor) -> None:
-        """A hook on a tensor, and one on the node that computed it, is called where another result of that node has a
-        gradient. Who asks for a node may hook it."""
+    def is_hooked(self, tensor: Tensor) -> None:
+        """A hook on a tensor is called where another result of the node that computed it has a gradient."""
         if has_history(tensor):
             self._hooked.add(tensor.grad_fn)
+
+    def may_be_hooked(self, tensor: Tensor) -> None:
+        """Who asks for a node may hook it, and each that it leads to (``next_functions``)."""
+        if has_history(tensor):
+            self._asked_for.add(tensor.grad_fn)
 
     def materializes(self, node: Any) -> bool:
         """Whether the custom function of a node is given zeros instead."""
         return self._gives_zeros.get(node, "materialize_grads" not in names_in(custom_function_of(node)))
 
-    def hears(self, node: Any) -> bool:
-        """Whether Python at a node does."""
+    def hearing(self, nodes: Iterable[Any]) -> list[Any]:
+        """Those of some nodes at which Python does."""
+        hooked = self._hooked.union(nodes_from(list(self._asked_for)))
+        return [node for node in nodes if node in hooked or self._is_told(node)]
+
+    def _is_told(self, node: Any) -> bool:
         function = custom_function_of(node)
-        if node in self._hooked:
-            return True
         return function is not None and not getattr(function, "is_pure", False) and not self.materializes(node)

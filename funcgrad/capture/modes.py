@@ -306,7 +306,7 @@ class Lifter(TorchFunctionMode):
         named = self._trace.lineage.named(tensor)
         if id(named) in self._trace.stand_ins():
             self._trace.hooked[id(named)] = user_line()
-        self._trace.listeners.may_be_hooked(tensor)
+        self._trace.listeners.is_hooked(tensor)
         if self._trace.hooks.is_registered_opaque(hook):
             return hook_called(hook, user_line())
 

@@ -170,7 +170,8 @@ def told_of(ends: Sequence[tuple[Slot, Any, int]], outs: Mapping[Any, int], list
     for below, at, mask in edges:
         own = arriving.setdefault(below, {})
         own[at] = own.get(at, 0) | mask
-    masks = {frozenset(arriving[node].values()): None for node in outs if len(ends) > 1 and listeners.hears(node)}
+    hearing = listeners.hearing(outs) if len(ends) > 1 else ()
+    masks = {frozenset(arriving[node].values()): None for node in hearing}
 
     def named(mask: int) -> frozenset[Slot]:
         return frozenset(slot for i, (slot, _, _) in enumerate(ends) if mask >> i & 1)

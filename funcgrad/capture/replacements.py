@@ -17,7 +17,7 @@ from ..torch_private.patches import is_folded
 from .captures import GradientsMatter, RestartTrace
 from .control_calls import cond
 from .fast_paths import fast_path_replacements
-from .gradients import takes_gradient
+from .gradients import require_not_of_leaf, takes_gradient
 from .math_functions import of_math
 from .optimiser_steps import steps_of_optimisers
 from .questions import ABSENT
@@ -54,6 +54,10 @@ def replacements_of(trace: Trace) -> dict[str, Replacement]:
             trace.lineage.ruled([t for t in tensors_in(out) if all(t is not operand for operand in operands)])
         return out
 
+    def remove_hook(remove: Callable[..., None], handle: Any) -> None:
+        require_not_of_leaf(trace, handle)
+        remove(handle)
+
     def run_engine(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if trace.ignores_requires_grad and trace.current_pass == "forward":  # the function's own backward pass
             raise GradientsMatter
@@ -80,6 +84,7 @@ def replacements_of(trace: Trace) -> dict[str, Replacement]:
         "set_": lambda _, *args, **kwargs: set_(*args, **kwargs),
         "apply": apply_function,
         "set_materialize_grads": trace.listeners.set_materialize_grads,
+        "removed hook": remove_hook,
         # torch's own would run the function again in backward
         "checkpoint": lambda _, *args, **kwargs: checkpoint(*args, **kwargs),
         "engine": run_engine,

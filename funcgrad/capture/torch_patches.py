@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.overrides
 import torch.utils.checkpoint
+from torch.utils.hooks import RemovableHandle
 
 from ..generators import initial_seed
 from ..torch_private.autograd import SET_MATERIALIZES
@@ -63,6 +64,7 @@ _PLACES = (
     _Place(torch.Tensor, "set_", "set_"),
     _Place(torch.autograd.Function, "apply", "apply"),
     _Place(*SET_MATERIALIZES, "set_materialize_grads"),
+    _Place(RemovableHandle, "remove", "removed hook"),
     _Place(torch.utils.checkpoint, CHECKPOINT_GENERATOR, "checkpoint"),
     _Place(*BACKWARD_ENGINE, "engine"),
     _Place(*CAUSAL_MASK, "causal mask", stays=True),

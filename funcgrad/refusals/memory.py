@@ -153,6 +153,11 @@ ACCUMULATE_HOOK = Refusal(
     "the function registers a hook on a tensor it was given (register_post_accumulate_grad_hook)",
     "register it outside of the function",
 )
+REMOVES_HOOK = Refusal(
+    MutationError,
+    "the function, or a hook that its .backward() runs, removes a hook of a tensor it was given (handle.remove())",
+    "remove it outside of the function",
+)
 HOOKS_OF_INPUT = Refusal(
     MutationError,
     "the function asks for the gradient of a tensor {0} it was given (torch.autograd.grad), and hooks of it would "

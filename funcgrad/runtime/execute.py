@@ -19,7 +19,7 @@ from attrs import field, frozen
 from torch import Tensor
 
 from .. import refusals
-from ..autograd_state import bump_version, has_hooks, is_leaf, pass_over, version_of
+from ..autograd_state import bump_version, has_hooks, is_leaf, version_of
 from ..backends.backend import Runnable
 from ..capture.autocast import autocast_as
 from ..capture.views import Step, take
@@ -38,6 +38,7 @@ from ..torch_private.tensors import is_wrapper_subclass
 from .cotangents import CotangentLayout, Outline
 from .gates import applied
 from .halves import Half, Halves
+from .passed_over import pass_over
 
 Pullback = Callable[[Sequence[Any], Sequence[Any], Sequence[Tensor | None]], Sequence[Tensor | None]]
 """Takes the inputs as forward was given them (None for one that is gone), their values then, and the incoming

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -47,9 +49,9 @@ class Half:
 
 @define(eq=False)
 class Halves:
-    """Those that were asked for, the most recent ones."""
+    """Those that were asked for most recently."""
 
-    _made: dict[Key, Half] = field(factory=dict)
+    _made: OrderedDict[Key, Half] = field(factory=OrderedDict)
     _n: int = 0
     """How many were made."""
     _lock: Any = field(factory=threading.Lock)
@@ -57,12 +59,14 @@ class Halves:
     def found(self, key: Key, make: Callable[[frozenset[Slot], frozenset[Slot]], Half], name: str) -> Half:
         """The half for a key; made when it is first asked for."""
         if (half := self._made.get(key)) is not None:
+            with contextlib.suppress(KeyError):  # another thread may have dropped it since
+                self._made.move_to_end(key)
             return half
         with self._lock:
             if key not in self._made:
                 half = make(*key)
                 if len(self._made) == AT_MOST:
-                    del self._made[next(iter(self._made))]
+                    self._made.popitem(last=False)
                 self._made[key] = half
                 self._n += 1
                 warn_of_many(self._n, name)

@@ -59,6 +59,12 @@ running_pass: Callable[[], int] = torch._C._current_graph_task_id
 """The number of the backward pass that runs in this thread; -1 where none does."""
 
 
+def at_end_of_pass(callback: Callable[[], None]) -> None:
+    """Call it at the end of the backward pass that runs in this thread; where that fails, let go of it."""
+    engine: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+    engine.queue_callback(callback)
+
+
 def is_executed(node: Any) -> bool:
     """Whether the backward pass that runs goes on to a node: where gradients are asked for of some tensors, it runs
     what leads to these."""

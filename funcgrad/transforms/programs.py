@@ -10,6 +10,7 @@ import abc
 import contextlib
 import threading
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -98,7 +99,7 @@ class Programs(abc.ABC):
         self._definition = definition
         self._options = options
         self._at_level = at_level
-        self._derived: dict[Any, Programs] = {}
+        self._derived = OrderedDict[Any, Programs]()
         self.at_level: Programs | None = None  # what is called at levels of autograd
         self.peels: list[Printed] = []  # calls at levels, printed
         self.reverse_rules: dict[Any, Any] = {}  # how a pure function passes levels of reverse mode (nodes.py)
@@ -155,10 +156,13 @@ class Programs(abc.ABC):
             made = type(self)(make(), options, at_level)
             found = self._derived.setdefault(key, made)
             if key[0] in ("backward", "pull"):  # from other results each time
-                halves = [k for k in self._derived if k[0] == key[0]]
+                halves = [k for k in list(self._derived) if k[0] == key[0]]
                 warn_of_many(len(halves), self.__name__)
                 for oldest in halves[:-AT_MOST]:
                     self._derived.pop(oldest, None)
+        else:
+            with contextlib.suppress(KeyError):  # another thread may have dropped it since
+                self._derived.move_to_end(key)
         return found
 
     # ── a miss ───────────────────────────────────────────────────────────────────────────────────────────────────
