@@ -46,6 +46,7 @@ from .names import (
     taken_apart,
 )
 from .reached import CONTAINERS
+from .renamed import original
 
 
 class Watch(Assumed):
@@ -98,7 +99,7 @@ class Watch(Assumed):
             yield
             return
         ran = self._ran = set()
-        note = lambda frame, event, _: ran.add(frame.f_code)  # noqa: E731
+        note = lambda frame, event, _: ran.add(original(frame.f_code))  # noqa: E731
         sys.settrace(note)
         try:
             yield
@@ -163,9 +164,9 @@ class Watch(Assumed):
         return id(value) in self._known
 
     @property
-    def converting(self) -> list[tuple[Globals, str]]:
-        """Where ``len``, ``float`` and ``int`` may be asked for what is a symbol: globals, and the name."""
-        return [*((space, "len") for space in self.measuring), *converting(self._codes.values())]
+    def converting(self) -> list[tuple[types.FunctionType, frozenset[str]]]:
+        """The functions in which ``float`` and ``int`` may be asked for what is a symbol, and which of the two."""
+        return list(converting(self._functions))
 
     def places_of(self, wanted: Sequence[Tensor]) -> dict[int, Place]:
         """By identity, the first place of each tensor that was read from one that is known, or lies in a container
@@ -300,7 +301,7 @@ class Watch(Assumed):
     def _warn(self, said: Mentions) -> None:
         """Name, once for each function, what no guard can watch, and code that has run mentions."""
         ran = [function for code, function in self._codes.items() if self._ran is None or code in self._ran]
-        own = together([mentions(function.__code__) for function in ran])
+        own = together([mentions(original(function.__code__)) for function in ran])
         only_reached = (said.globals | said.attributes) - (own.globals | own.attributes | own.strings)
         for value, name in self.unwatched.values():
             if taken_apart(name)[0] in only_reached:
@@ -328,7 +329,7 @@ class Watch(Assumed):
             _warn_once(self._root, f"the function registers a hook on a leaf that it is given ({line}): {_HOOKED}")
         warn_of_clocks(ran)
         for function in ran:
-            for name in builtins_in(mentions(function.__code__).unseen, function.__globals__):
+            for name in builtins_in(mentions(original(function.__code__)).unseen, function.__globals__):
                 _warn_once(self._root, _CALLS.format(name))
 
 
