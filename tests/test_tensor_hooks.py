@@ -425,6 +425,18 @@ def test_gradients_that_are_asked_for_go_through_the_hooks_of_leaves():
         torch.testing.assert_close(compiled(torch.ones(2, 3)), gradients(torch.ones(2, 3)))
 
 
+def test_a_hook_that_returns_what_it_may_not_raises_as_outside():
+    net = _net()
+    net[0].bias.register_post_accumulate_grad_hook(lambda p: p.grad.mul_(2))
+
+    def step(x):
+        net(x).square().mean().backward()
+
+    for f in (step, fg.jit(step)):
+        with pytest.raises(RuntimeError, match="post accumulate grad hooks should return None"):
+            f(torch.ones(2, 3))
+
+
 @pytest.mark.filterwarnings("error")
 def test_an_argument_with_a_hook_that_is_gone_over_twice():
     def f(x):
