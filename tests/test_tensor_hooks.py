@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import warnings
 
 import pytest
@@ -578,3 +579,96 @@ def test_what_both_passes_write_to_is_refused():
 
     with pytest.raises(fg.MutationError, match="writes to Python state in its backward pass: n \\+= 1"):
         fg.jit(model, backend="aten")(torch.ones(1, 3, requires_grad=True)).sum().backward()
+
+
+class Counters:
+    def __init__(self):
+        self.n, self.factor, self.seen, self.log, self.twice = 0, 1.0, None, [], 2.0
+
+
+class Decaying(torch.autograd.Function):
+    """Forward reads a factor that backward writes, after it has written other state."""
+
+    @staticmethod
+    def forward(ctx, x, state):
+        ctx.state = state
+        return x * state.factor
+
+    @staticmethod
+    def backward(ctx, g):
+        state = ctx.state
+        state.n += 1
+        state.log.append(state.n)
+        state.factor = state.factor * 0.5
+        return g * 2, None
+
+
+def test_a_backward_pass_that_is_refused_has_written_nothing():
+    state = Counters()
+    f = fg.jit(lambda x: Decaying.apply(x, state).sum(), backend="aten")
+    first, second = (f(torch.ones(2, requires_grad=True)) for _ in range(2))
+    first.backward()
+    before = copy.deepcopy(vars(state))
+    for _ in range(2):
+        with pytest.raises(fg.TraceError, match="factor was changed between a forward pass and a backward pass"):
+            second.backward()
+        assert vars(state) == before == {"n": 1, "factor": 0.5, "seen": None, "log": [1], "twice": 2.0}
+
+
+def counts_an_attribute(state):
+    state.n += 1
+    return lambda: state.n
+
+
+def grows_a_list(state):
+    state.log.append(1)
+    return lambda: len(state.log)
+
+
+CALLS = 0
+
+
+def counts_a_variable(state):
+    global CALLS
+    CALLS += 1
+    return lambda: CALLS
+
+
+def writes_what_nobody_reads(state):
+    state.n += 1
+    return lambda: state.twice
+
+
+class Reading(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, state, forward):
+        ctx.state, ctx.read = state, forward(state)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        ctx.state.seen = ctx.read()
+        return g * 2, None, None
+
+
+@pytest.mark.parametrize("forward", [counts_an_attribute, grows_a_list, counts_a_variable])
+def test_a_backward_pass_that_writes_reads_nothing_that_forward_writes(forward):
+    state = Counters()
+    f = fg.jit(lambda x: Reading.apply(x, state, forward).sum(), backend="aten")
+    with pytest.raises(
+        fg.MutationError, match=r"in its backward pass: and reads .* there, which its forward pass writes to"
+    ):
+        first, _ = (f(torch.ones(2, requires_grad=True)) for _ in range(2))
+        first.backward()
+    assert state.seen is None
+
+
+def test_it_may_read_what_forward_does_not_write():
+    state = Counters()
+    f = fg.jit(lambda x: Reading.apply(x, state, writes_what_nobody_reads).sum(), backend="aten")
+    for i in range(3):
+        outs = [f(torch.ones(2, requires_grad=True)) for _ in range(2)]
+        state.twice = 2.0
+        for out in outs:
+            out.backward()
+        assert (state.n, state.seen) == (2 * i + 2, 2.0)
