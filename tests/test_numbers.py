@@ -138,7 +138,7 @@ REFUSED_BY_PYTORCH: dict[str, tuple[Callable[[Tensor, Any], Any], tuple[tuple[An
     ),
     "elu_": (_in_place_then_back(torch.nn.functional.elu), ((-1,), (0.5, math.nan), (0.5, 2.0, -math.inf))),
     "leaky_relu_": (_in_place_then_back(torch.nn.functional.leaky_relu), ((-1,), (0.5, 2.0, math.nan))),
-    "celu": (torch.ops.aten.celu.default, ((1e-300,), (0.5, 2.0, 1e-300))),
+    "celu": (torch.ops.aten.celu.default, ((1e-300,), (0.5, 2.0, 1e-300), (0.0,), (0,), (0.5, 2.0, -0.0))),
     "upsample_bilinear2d": (_resized("bilinear"), ((2, 3, 4, 5, 0),)),
     "upsample_trilinear3d": (_resized("trilinear"), ((2, 3, 4, 5, 0),)),
     "upsample_bicubic2d": (_resized("bicubic"), ((2, 3, 4, 5, 0),)),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
+import types
 import warnings
 from collections.abc import Callable
 from operator import index
@@ -354,3 +356,56 @@ def test_that_a_number_can_be_no_size_is_found_out_once(monkeypatch: pytest.Monk
     for n in (3, 4, 5, 6, 7):
         assert torch.equal(compiled(torch.arange(9.0), n), torch.arange(9.0)[:n])
     assert len(tried) == compiled.cache_info().misses + 1
+
+
+@pytest.mark.filterwarnings("ignore::funcgrad.UnwatchedStateWarning")
+def test_other_code_finds_float_as_it_is_while_a_trace_runs() -> None:
+    def f(x: Tensor, s: float) -> Tensor:
+        return eval("x * 2 if type(0.5) is float and 'float' not in globals() else x * 3") * float(s)
+
+    compiled = fg.jit(f, backend="aten")
+    for s in (1.5, 2.5, 3.5):
+        assert compiled(torch.ones(2), s).tolist() == [2 * s, 2 * s]
+
+
+def scaled(x: Tensor, s: Any) -> Tensor:
+    return torch.stack([t.float() * float(s) * int(x.shape[0]) for t in x])  # an attribute of that name, too
+
+
+def test_another_thread_calls_what_a_trace_has_renamed() -> None:
+    seen: list[Any] = []
+    code, other = scaled.__code__, fg.jit(scaled, backend="aten")
+    x = torch.ones(2)
+    for s in (1.5, 2.5, 3.5):
+        other(x, s)
+    misses = other.cache_info().misses
+
+    def look() -> None:
+        seen.append((scaled(x, 4).tolist(), other(x, 5.5).tolist(), other.cache_info().misses))
+
+    def f(x: Tensor, s: float) -> Tensor:
+        exec("thread.start(); thread.join()", {"thread": threading.Thread(target=look)})
+        return scaled(x, s)
+
+    compiled = fg.jit(f, backend="aten")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fg.UnwatchedStateWarning)
+        for s in (1.5, 2.5, 3.5):
+            assert_rounded(compiled(x, s), 2 * s * x)
+    assert seen and all(found == ([8.0, 8.0], [11.0, 11.0], misses) for found in seen)
+    assert scaled.__code__ is code and compiled.cache_info().misses == 2
+
+
+@pytest.mark.parametrize("many", [100, 200, 400])
+def test_code_of_many_names_is_renamed_where_there_is_room(many: int) -> None:
+    names = ", ".join(f"o.n{i}" for i in range(many))
+    space: dict[str, Any] = {"o": types.SimpleNamespace(**{f"n{i}": i for i in range(many)})}
+    for source in (
+        f"def f(x, s): return x * float(s) + sum(({names}))",
+        f"def f(x, s): return (lambda: sum(({names})) + x * float(s) * (1 if isinstance(s, (int, float)) else 2))()",
+    ):
+        exec(source, space)
+        f = space["f"]
+        compiled = fg.jit(f, backend="aten")
+        for s in (1.5, 2.5, 3.5):
+            assert_rounded(compiled(torch.ones(2), s), f(torch.ones(2), s))

@@ -1069,6 +1069,35 @@ def test_what_is_logged_is_logged_on_each_call(capsys):
     assert capsys.readouterr().out == printed == "of a cached function\n"
 
 
+def filtered(make):
+    log, handler, asked = logging.Logger("filtered", logging.INFO), Lines(), []
+    log.addHandler(handler)
+
+    def every_other(record):
+        asked.append(record.getMessage())
+        record.msg = f"{record.msg}, heard by a filter"
+        return len(asked) % 2 == 1
+
+    def f(x):
+        log.info("called")
+        return x * 2
+
+    compiled = make(f)
+    for n in range(6):
+        if n == 2:
+            log.addFilter(every_other)
+        compiled(torch.ones(2))
+    misses = 0 if compiled is f else compiled.cache_info().misses
+    return (handler.lines, asked), misses
+
+
+def test_filters_of_a_logger_are_asked_on_each_call():
+    expected, _ = filtered(lambda f: f)
+    found, misses = filtered(lambda f: fg.jit(f, backend="aten"))
+    assert found == expected and len(expected[0]) == 4
+    assert misses <= 2
+
+
 def test_a_number_beside_tensors_that_is_stored_again_is_a_symbol():
     """As a scheduler stores the rates of an optimiser, also where they stay what they are."""
 

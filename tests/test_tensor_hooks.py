@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import warnings
 
 import pytest
@@ -425,6 +426,18 @@ def test_gradients_that_are_asked_for_go_through_the_hooks_of_leaves():
         torch.testing.assert_close(compiled(torch.ones(2, 3)), gradients(torch.ones(2, 3)))
 
 
+def test_a_hook_that_returns_what_it_may_not_raises_as_outside():
+    net = _net()
+    net[0].bias.register_post_accumulate_grad_hook(lambda p: p.grad.mul_(2))
+
+    def step(x):
+        net(x).square().mean().backward()
+
+    for f in (step, fg.jit(step)):
+        with pytest.raises(RuntimeError, match="post accumulate grad hooks should return None"):
+            f(torch.ones(2, 3))
+
+
 @pytest.mark.filterwarnings("error")
 def test_an_argument_with_a_hook_that_is_gone_over_twice():
     def f(x):
@@ -648,3 +661,96 @@ def test_a_function_that_removes_a_hook_of_a_leaf_is_refused():
     with pytest.raises(fg.MutationError, match="removes a hook of a tensor it was given"):
         fg.jit(f)(torch.ones(2))
     assert len(p._backward_hooks) == 1
+
+
+class Counters:
+    def __init__(self):
+        self.n, self.factor, self.seen, self.log, self.twice = 0, 1.0, None, [], 2.0
+
+
+class Decaying(torch.autograd.Function):
+    """Forward reads a factor that backward writes, after it has written other state."""
+
+    @staticmethod
+    def forward(ctx, x, state):
+        ctx.state = state
+        return x * state.factor
+
+    @staticmethod
+    def backward(ctx, g):
+        state = ctx.state
+        state.n += 1
+        state.log.append(state.n)
+        state.factor = state.factor * 0.5
+        return g * 2, None
+
+
+def test_a_backward_pass_that_is_refused_has_written_nothing():
+    state = Counters()
+    f = fg.jit(lambda x: Decaying.apply(x, state).sum(), backend="aten")
+    first, second = (f(torch.ones(2, requires_grad=True)) for _ in range(2))
+    first.backward()
+    before = copy.deepcopy(vars(state))
+    for _ in range(2):
+        with pytest.raises(fg.TraceError, match="factor was changed between a forward pass and a backward pass"):
+            second.backward()
+        assert vars(state) == before == {"n": 1, "factor": 0.5, "seen": None, "log": [1], "twice": 2.0}
+
+
+def counts_an_attribute(state):
+    state.n += 1
+    return lambda: state.n
+
+
+def grows_a_list(state):
+    state.log.append(1)
+    return lambda: len(state.log)
+
+
+CALLS = 0
+
+
+def counts_a_variable(state):
+    global CALLS
+    CALLS += 1
+    return lambda: CALLS
+
+
+def writes_what_nobody_reads(state):
+    state.n += 1
+    return lambda: state.twice
+
+
+class Reading(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, state, forward):
+        ctx.state, ctx.read = state, forward(state)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        ctx.state.seen = ctx.read()
+        return g * 2, None, None
+
+
+@pytest.mark.parametrize("forward", [counts_an_attribute, grows_a_list, counts_a_variable])
+def test_a_backward_pass_that_writes_reads_nothing_that_forward_writes(forward):
+    state = Counters()
+    f = fg.jit(lambda x: Reading.apply(x, state, forward).sum(), backend="aten")
+    with pytest.raises(
+        fg.MutationError, match=r"in its backward pass: and reads .* there, which its forward pass writes to"
+    ):
+        first, _ = (f(torch.ones(2, requires_grad=True)) for _ in range(2))
+        first.backward()
+    assert state.seen is None
+
+
+def test_it_may_read_what_forward_does_not_write():
+    state = Counters()
+    f = fg.jit(lambda x: Reading.apply(x, state, writes_what_nobody_reads).sum(), backend="aten")
+    for i in range(3):
+        outs = [f(torch.ones(2, requires_grad=True)) for _ in range(2)]
+        state.twice = 2.0
+        for out in outs:
+            out.backward()
+        assert (state.n, state.seen) == (2 * i + 2, 2.0)

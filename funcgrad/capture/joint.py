@@ -28,7 +28,7 @@ from ..graphs import (
 )
 from ..joint import Constant, Joint, Returned, Told
 from ..slots import Final, Signature, Slot
-from ..state.conversions import standing_in
+from ..state.conversions import converting_symbols, measuring_symbols
 from ..state.watch import Watch
 from ..symbolic.torch_sizes import shape_of, strides_of
 from ..tags import Tag, tag
@@ -70,7 +70,10 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool,
 
     def run() -> tuple[Ran, dict[Slot, Any]]:
         try:
-            with standing_in(watch.converting if has_numbers else ()):
+            with (
+                measuring_symbols(watch.measuring if has_numbers else ()),
+                converting_symbols(watch.converting if has_numbers else ()),
+            ):
                 # a gradient enables grad mode itself, and is off outside; jit is traced in the caller's grad mode
                 with torch.set_grad_enabled(grad and inner.splits), trace.lifter:
                     ran = inner.run(*ins)

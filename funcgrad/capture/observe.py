@@ -272,10 +272,13 @@ class _DryRun:
         if self._left is None:
             return evolve(state_of(self.watch, written, arguments), effects=(), stores=())
         self._left.require_replayable()
+        runs_again = self.trace.happened is not None
         if not same_effects(self._left.effects, written.effects):
             self.trace.hooks.require_opaque()
             self._backward_writes = True
-        return state_of(self.watch, self._left, arguments)
+        if self._backward_writes or (runs_again and self._left.effects):
+            self.watch.require_not_read_again()
+        return evolve(state_of(self.watch, self._left, arguments), runs_again=runs_again)
 
     def _named(self, root: Callable[..., Any]) -> tuple[tuple[CapturedTensor, ...], list[tuple[Source, Tensor]]]:
         """The captured tensors met so far, and all inputs by name. Not what an inner function bound: it gets that by
@@ -384,6 +387,8 @@ class _DryRun:
 
         ``sources``: whether an input requires grad; where none does, no backward pass will be recorded.
         """
+        if self._left is not None:
+            self.watch.forward_is_done(self._left.places, self._left.containers)
         written = [self._mirrored[key].family for key in self._written()]
         roots = [v for v in dict.fromkeys([*leaves, *written]) if has_history(v)]
         hooks = self.trace.hooks

@@ -51,7 +51,7 @@ def as_outside(
     def with_leaf(hook: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
         def called(_: Tensor) -> None:
             ran(hook)
-            hook(named)
+            return hook(named)  # PyTorch raises where that is not None
 
         return called
 

@@ -444,6 +444,8 @@ class Trace(Recorder):
         """A pullback has run the function again: what it writes to Python state from here on, it writes itself."""
         self.printed.clear()
         self.happened = self.written()
+        if self.watch is not None:
+            self.watch.forward_is_done(self.happened.places, self.happened.containers)
 
     def text_of(self, tensor: Tensor) -> str:
         """What stands for the text of a tensor, which has no values; the line that asks for it is named."""

@@ -69,8 +69,8 @@ def _elu_backward(g: Value, alpha: Any, scale: Any, input_scale: Any, is_result:
 
 
 def _celu(x: Value, alpha: Any = 1) -> Any:
-    # PyTorch refuses what is too large
-    return _elu(x, alpha, 1.0, 1.0 / alpha) if fits(1.0 / alpha, x.dtype) else NotImplemented
+    # PyTorch refuses 0, and what is too large
+    return _elu(x, alpha, 1.0, 1.0 / alpha) if alpha and fits(1.0 / alpha, x.dtype) else NotImplemented
 
 
 def _leaky_relu_backward(g: Value, x: Value, slope: Any, is_result: bool) -> Any:

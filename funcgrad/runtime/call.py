@@ -26,7 +26,7 @@ from ..slots import Arg, Base, Slot
 from ..source import Source, compile_function
 from ..state.guards import Constant as NameOf
 from ..state.guards import Place
-from ..state.state import print_effects
+from ..state.state import print_effects, require_not_put_back
 from ..state.state import print_guards as print_state
 from ..symbolic.sizes import symbols_in
 from ..trees import Node, Tree, count, print_flatten, print_unflatten
@@ -100,6 +100,8 @@ def print_call(
         constants["enable_grad"] = torch.enable_grad
         layered = ["with enable_grad():", *(f"    {line}" for line in layered)]
     layered = _tentative(layered, statements, joint, variables, constants)
+    if facts.state.runs_again and (written := facts.state.written):
+        layered.insert(0, f"{constant(require_not_put_back)}({constant(written)})")
     layered += print_effects(facts.state.written, variables, constants, constant)
     lines += layered
     if not found.is_pure:

@@ -1,13 +1,15 @@
 """``len``, ``float`` and ``int`` of symbols.
 
 Python makes a number of what ``__len__``, ``__float__`` and ``__int__`` return, so that no symbol comes out of its own
-functions. The recorded run has others among the globals of the code that calls them: ``length`` where the dry run has
-heard it asked of a tensor, ``Converted`` where all code that was reached does nothing with the class but to call it,
-or to look at it. What the process has under these names is not touched.
+functions. The recorded run calls others. ``length`` stands among the globals of the code of which the dry run has heard
+that it asks a tensor. ``Converted`` is what functions load, by a name that nobody else has, where all code that was
+reached does nothing with the class but to call it, or to look at it: to all other code, and to other threads,
+``float`` and ``int`` are the classes they are.
 """
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import dis
 import functools
@@ -20,17 +22,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from attrs import define
 from torch import SymFloat, SymInt, Tensor
 
 from ..torch_private.fakes import fake_below
 from ..torch_private.symbols import is_size
 from .code import GLOBAL, without_padding
 from .names import LIBRARIES, package
+from .renamed import original, renamed
 
 Globals = dict[str, Any]
 _lock = threading.Lock()
-_there: Counter[tuple[int, str]] = Counter()
-"""By the identity of globals, and the name, how often runs have put something there."""
+_there: Counter[int] = Counter()
+"""By the identity of globals, how often runs have put ``length`` there."""
 
 
 def length(of: Any, /) -> Any:
@@ -84,7 +88,9 @@ class _Int(metaclass=Converted):
 
 _CONVERTED: dict[str, Any] = {"float": _Float, "int": _Int}
 _TAKE_CLASSES = {"isinstance", "issubclass", "map"}
-_STAND_INS = {"len": length, **_CONVERTED}
+_NAMES = {name: f"{name} of funcgrad" for name in _CONVERTED}
+"""Under which the code of a recorded run finds them among Python's builtins; they stay there, as functions that a run
+has made may be called after it."""
 
 
 def asking_globals() -> Globals | None:
@@ -99,20 +105,22 @@ def asking_globals() -> Globals | None:
     return caller.f_globals  # type: ignore[no-any-return]
 
 
-def converting(functions: Iterable[types.FunctionType]) -> Iterator[tuple[Globals, str]]:
-    """Among which globals these functions call ``float`` and ``int``, and no code of theirs does more with them."""
-    spaces: dict[int, Globals] = {}
+def converting(functions: Iterable[types.FunctionType]) -> Iterator[tuple[types.FunctionType, frozenset[str]]]:
+    """Which of these functions call ``float`` and ``int``, where no code among the same globals does more with
+    them."""
     used: dict[tuple[int, str], bool] = {}
+    calling: list[tuple[types.FunctionType, frozenset[str]]] = []
     for function in functions:
         space = function.__globals__
-        if package(space.get("__name__")) in LIBRARIES:
-            continue
-        for name, is_called in _conversions(function.__code__):
-            spaces[id(space)] = space
-            used[id(space), name] = is_called and used.get((id(space), name), True)
-    for (space_id, name), is_called in used.items():
-        if is_called and spaces[space_id].get(name, _CONVERTED[name]) is _CONVERTED[name]:
-            yield spaces[space_id], name
+        found = _conversions(original(function.__code__)) if package(space.get("__name__")) not in LIBRARIES else ()
+        for name, is_called in found:
+            is_pythons = name not in space and function.__builtins__ is vars(builtins)
+            used[id(space), name] = is_called and is_pythons and used.get((id(space), name), True)
+        if found:
+            calling.append((function, frozenset(name for name, _ in found)))
+    for function, names in calling:
+        if of_these := frozenset(name for name in names if used[id(function.__globals__), name]):
+            yield function, of_these
 
 
 @functools.lru_cache(maxsize=8192)
@@ -136,29 +144,66 @@ def _is_called(steps: Sequence[dis.Instruction], at: int) -> bool:
     return any(step.opname in GLOBAL and step.argval in _TAKE_CLASSES for step in before)
 
 
+@define(eq=False)
+class _Renamed:
+    """A function that loads other names, for so many runs."""
+
+    code: types.CodeType
+    names: frozenset[str] = frozenset()
+    runs: int = 0
+
+
+_renamed: dict[int, _Renamed] = {}
+"""By the identity of the function."""
+
+
 @contextlib.contextmanager
-def standing_in(places: Iterable[tuple[Globals, str]]) -> Iterator[None]:
-    """Inside, what converts symbols stands under these names among these globals."""
-    places = list(places)
+def converting_symbols(functions: Sequence[tuple[types.FunctionType, frozenset[str]]]) -> Iterator[None]:
+    """Inside, these functions load what converts symbols under these names."""
     with _lock:
-        for space, name in places:
-            _there[id(space), name] += 1
-            space.setdefault(name, _STAND_INS[name])
+        for function, names in functions:
+            for name in names:
+                vars(builtins).setdefault(_NAMES[name], _CONVERTED[name])
+            code = original(function.__code__)
+            now = _renamed.setdefault(id(function), _Renamed(code))
+            now.runs += 1
+            now.code, now.names = code, now.names | names
+            function.__code__ = renamed(code, {name: _NAMES[name] for name in now.names})
     try:
         yield
     finally:
         with _lock:
-            for space, name in places:
-                _there[id(space), name] -= 1
-                if not _there[id(space), name]:
-                    del _there[id(space), name]
-                    if space.get(name) is _STAND_INS[name]:
-                        del space[name]
+            for function, _ in functions:
+                now = _renamed[id(function)]
+                now.runs -= 1
+                if not now.runs:
+                    del _renamed[id(function)]
+                    if original(function.__code__) is now.code:  # else somebody has given it another
+                        function.__code__ = now.code
+
+
+@contextlib.contextmanager
+def measuring_symbols(spaces: Sequence[Globals]) -> Iterator[None]:
+    """Inside, ``length`` stands for ``len`` among these globals."""
+    with _lock:
+        for space in spaces:
+            _there[id(space)] += 1
+            space.setdefault("len", length)
+    try:
+        yield
+    finally:
+        with _lock:
+            for space in spaces:
+                _there[id(space)] -= 1
+                if not _there[id(space)]:
+                    del _there[id(space)]
+                    if space.get("len") is length:
+                        del space["len"]
 
 
 def is_stand_in(name: str, value: Any) -> bool:
     """Whether a trace has put a value among globals."""
-    return name in _STAND_INS and value is _STAND_INS[name]
+    return name == "len" and value is length
 
 
 def own_names(space: Globals) -> Globals:

@@ -204,6 +204,18 @@ class Written:
         self.effects += effects_of(printed)
         self._back.extend(cache.cache_clear for cache, _, _ in watch.caches if keeps_traced(cache))
 
+    @property
+    def places(self) -> Iterator[Place]:
+        """Where single values were written that are not only counted."""
+        for effect in self.effects:
+            if isinstance(effect, (Store, Count)) and effect.place.identity not in self.counted:
+                yield effect.place
+
+    @property
+    def containers(self) -> Iterator[Any]:
+        """The containers that were given other contents."""
+        yield from (effect.container for effect in self.effects if isinstance(effect, (Grow, Refill)))
+
     def undo(self) -> None:
         """Everything is as it was before the run."""
         for back in reversed(self._back):

@@ -24,6 +24,7 @@ class Found:
         self._read: set[tuple[int, str]] = set()
         self._late: dict[int, Met] = {}
         self._codes: dict[types.CodeType, types.FunctionType] = {}
+        self._functions: list[types.FunctionType] = []
         self._hooks: list[type] = []
         self.tensors: dict[Any, tuple[Place, Tensor]] = {}
         self.assigned: dict[Any, tuple[Place, Tensor]] = {}
@@ -102,6 +103,7 @@ class Found:
         for more in (
             self._places,
             self._codes,
+            self._functions,
             self.numbers,
             self.stand_ins,
             self.stood_in,

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from .buffers import held_by, holds, is_buffer
 from .builtin_methods import call, overridden
+from .renamed import original
 
 
 class _Missing:
@@ -269,7 +270,7 @@ _TEXT = {
 _READ: dict[str, Callable[[Any, Any], Any]] = {
     "item": lambda owner, key: dict.get(owner, key, MISSING) if isinstance(owner, dict) else owner[key],
     "class": lambda owner, key: owner.__dict__[key],
-    "slot": getattr,
+    "slot": lambda owner, key: original(getattr(owner, key)),
     "default": lambda owner, key: owner.__defaults__[key],
     "cell": lambda owner, key: owner.cell_contents,
     "environ": lambda owner, key: owner.get(key),
@@ -405,7 +406,9 @@ class Guard:
         if self.how == "present":
             return f"{now} is {constant(MISSING)}"  # where nothing is, most places raise
         if self.how == "is":
-            return f"{now} is not {value}"
+            # the code of a function that another thread traces
+            of_code = f" and {constant(original)}({now}) is not {value}" * isinstance(self.value, types.CodeType)
+            return f"{now} is not {value}{of_code}"
         if self.how == "shape":
             return f"not {constant(same_shape)}({value}, {now})"
         if self.how == "a tensor":

@@ -17,6 +17,7 @@ from .guards import MISSING, Guard, Met, Place, holds_tensors
 from .impure import is_iterator
 from .names import LIBRARIES, found_on, is_installed_file, is_library, is_of_library, is_of_trace, joined, package
 from .reached import C_FUNCTIONS, Reached
+from .renamed import original
 
 _STREAMS = {"stdin", "stdout", "stderr"}
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
@@ -42,7 +43,7 @@ class Mentioned(Reached):
             super().see(value, name)
 
     def _function(self, function: types.FunctionType, name: str) -> None:
-        code = function.__code__
+        code = original(function.__code__)
         said, is_library_code = mentions(code), package(function.__globals__.get("__name__")) in LIBRARIES
         if not is_library_code:
             self._used |= said.used
@@ -77,6 +78,7 @@ class Mentioned(Reached):
             self._guard(Guard.of(Place("slot", function, "__code__", f"code of {function.__name__}"), code))
             self._namespace(function, name)
         self._codes[code] = function
+        self._functions.append(function)
         new = (said.attributes | said.strings | said.assigned) - self._said  # setters and deleters run, too
         self._said |= new
         for kind in list(self.classes):

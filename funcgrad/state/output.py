@@ -47,7 +47,7 @@ class Print:
 
 @frozen(eq=False)
 class Log:
-    """A record is given to the handlers of a logger."""
+    """A record is given to a logger: to its filters, and then to handlers."""
 
     logger: logging.Logger
     record: logging.LogRecord
@@ -61,7 +61,7 @@ class Log:
         now = time.time()
         record.relativeCreated += (now - record.created) * 1000
         record.created, record.msecs = now, int(now % 1 * 1000) + 0.0
-        self.logger.callHandlers(record)
+        logging.Logger.handle(self.logger, record)
 
     def __str__(self) -> str:
         return f"log {self.record.levelname} {self.record.getMessage()!r}"
@@ -120,7 +120,7 @@ _kept: ContextVar[list[Printed] | None] = ContextVar("funcgrad_printed", default
 
 def _logging() -> Callable[[], Any]:
     """From now on what the caller's code logs is kept where it is kept. Returns what ends that."""
-    original = logging.Logger.callHandlers
+    original = logging.Logger.handle
 
     def call(logger: logging.Logger, record: logging.LogRecord) -> None:
         kept = _kept.get()
@@ -133,11 +133,11 @@ def _logging() -> Callable[[], Any]:
             record.exc_info = (record.exc_info[0], record.exc_info[1].with_traceback(None), None)
         kept.append(Log(logger, record))
 
-    logging.Logger.callHandlers = call  # type: ignore[method-assign, assignment]
+    logging.Logger.handle = call  # type: ignore[method-assign, assignment]
 
     def end() -> None:
-        if logging.Logger.callHandlers is call:
-            logging.Logger.callHandlers = original  # type: ignore[method-assign]
+        if logging.Logger.handle is call:
+            logging.Logger.handle = original  # type: ignore[method-assign]
 
     return end
 

@@ -7,6 +7,7 @@ import contextlib
 import functools
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 from attrs import field, frozen
@@ -15,7 +16,7 @@ from .. import refusals
 from ..show.parts import Doc, Table
 from ..show.shown import Shown
 from ..slots import Stored
-from .effects import Count, Effect, Store, Written, refill
+from .effects import Count, Effect, Grow, Refill, Store, Written, refill
 from .guards import MISSING, Constant, Guard, Place, same, same_items
 from .lines import Lines
 from .names import attributes_of, item_name
@@ -29,12 +30,13 @@ _FEW = 32
 @frozen(eq=False, repr=False)
 class State(Shown):
     """The guards and effects of one function. ``objects``: the paths of arguments of which something is guarded:
-    these must be the same."""
+    these must be the same. ``runs_again``: of a pullback, which runs in ``as_it_was``."""
 
     guards: tuple[Guard, ...] = ()
     effects: tuple[Effect, ...] = ()
     stores: tuple[Stored, ...] = ()
     objects: frozenset[str] = frozenset()
+    runs_again: bool = False
     lines: Lines = field(factory=Lines)
 
     @property
@@ -72,7 +74,7 @@ def state_of(watch: Watch, written: Written, arguments: Iterable[tuple[str, Any]
     first = [g for g in guards if g.how == "equal"]  # numbers change more often than objects
     ordered = (*first, *(g for g in guards if g.how != "equal"))
     paths = frozenset(path for path, value in arguments if id(value) in objects)
-    return State(ordered, tuple(written.effects), tuple(written.stores), paths, watch.lines)
+    return State(ordered, tuple(written.effects), tuple(written.stores), paths, lines=watch.lines)
 
 
 def of_numbers(guard: Guard) -> list[Guard]:
@@ -134,6 +136,25 @@ def print_effects(
     return [line for effect in effects for line in effect.lines(known, constants, constant)]
 
 
+_put_back_now: ContextVar[tuple[tuple[Guard, str], ...]] = ContextVar("funcgrad_put_back", default=())
+"""The guards that hold for a while, and why they did not."""
+
+
+def require_not_put_back(effects: Iterable[Effect]) -> None:
+    """Raise where one writes to what is as it was for a while: that goes when it is as it is again."""
+    for guard, why in _put_back_now.get():
+        if any(_writes_to(effect, guard.place) for effect in effects):
+            raise refusals.CHANGED_BEFORE_BACKWARD(guard.place, why, where=str(guard.place))
+
+
+def _writes_to(effect: Effect, place: Place) -> bool:
+    at = place.location
+    if isinstance(effect, (Store, Count)):
+        own = effect.place.location
+        return at == own or (place.kind == "itself" and at[1] == own[1])
+    return isinstance(effect, (Grow, Refill)) and at[1] == id(effect.container)
+
+
 @contextlib.contextmanager
 def as_it_was(state: State, rebound: Iterable[tuple[Any, Any]] = ()) -> Iterator[None]:
     """Inside, Python state is as the guards say: a derivative of a derivative runs the function again, when what it
@@ -151,8 +172,10 @@ def as_it_was(state: State, rebound: Iterable[tuple[Any, Any]] = ()) -> Iterator
             if not guard.holds():
                 changed.append((guard, guard.explain()))
                 back.append(_put_back(guard))
+        before = _put_back_now.set((*_put_back_now.get(), *changed))
+        back.append(functools.partial(_put_back_now.reset, before))
         yield
-        for guard, why in changed:  # what backward writes to a place, it writes to what that holds now
+        for guard, why in changed:  # opaque calls, of which nobody knows what they write to
             if not guard.holds():
                 raise refusals.CHANGED_BEFORE_BACKWARD(guard.place, why, where=str(guard.place))
     finally:

@@ -16,13 +16,14 @@ import sys
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .. import refusals
 from ..errors import UnwatchedStateWarning
 from .assumed import Assumed
 from .caches import entries_of
@@ -46,6 +47,7 @@ from .names import (
     taken_apart,
 )
 from .reached import CONTAINERS
+from .renamed import original
 
 
 class Watch(Assumed):
@@ -61,6 +63,11 @@ class Watch(Assumed):
         super().__init__()
         self.measuring: list[Globals] = []
         """The globals of code that asked for the ``len`` of a tensor."""
+        self._left: dict[Any, set[int]] = {}
+        """Names under which a forward pass has written, and the identities of what holds them."""
+        self._containers_left: set[int] = set()
+        self.read_again: list[str] = []
+        """What of this a backward pass reads."""
         self._stack = ExitStack()
         self._root = root
         self._ran: set[types.CodeType] | None = None
@@ -98,7 +105,7 @@ class Watch(Assumed):
             yield
             return
         ran = self._ran = set()
-        note = lambda frame, event, _: ran.add(frame.f_code)  # noqa: E731
+        note = lambda frame, event, _: ran.add(original(frame.f_code))  # noqa: E731
         sys.settrace(note)
         try:
             yield
@@ -163,9 +170,9 @@ class Watch(Assumed):
         return id(value) in self._known
 
     @property
-    def converting(self) -> list[tuple[Globals, str]]:
-        """Where ``len``, ``float`` and ``int`` may be asked for what is a symbol: globals, and the name."""
-        return [*((space, "len") for space in self.measuring), *converting(self._codes.values())]
+    def converting(self) -> list[tuple[types.FunctionType, frozenset[str]]]:
+        """The functions in which ``float`` and ``int`` may be asked for what is a symbol, and which of the two."""
+        return list(converting(self._functions))
 
     def places_of(self, wanted: Sequence[Tensor]) -> dict[int, Place]:
         """By identity, the first place of each tensor that was read from one that is known, or lies in a container
@@ -186,6 +193,28 @@ class Watch(Assumed):
                     found.setdefault(id(value), Place("class", kind, name, f"{kind.__name__}.{name}"))
         return found
 
+    def forward_is_done(self, places: Iterable[Place], containers: Iterable[Any]) -> None:
+        """A forward pass has written to these: that a backward pass reads them is noted. Of a variable, no hook hears:
+        it may."""
+        variables = {place.identity for place, _ in (*self.globals.values(), *self.cells.values())}
+        for place in places:
+            self._left.setdefault(place.key, set()).add(place.location[1])
+            if place.identity in variables:
+                self.read_again.append(str(place))
+        self._containers_left |= set(map(id, containers))
+
+    def require_not_read_again(self) -> None:
+        """Raise ``MutationError`` where a backward pass that writes reads what forward has written: forward passes of
+        other calls may have run before it, and a pullback runs that of its own alone."""
+        for name in self.read_again[:1]:
+            what = f"and reads {name} there, which its forward pass writes to"
+            raise refusals.WRITES_STATE_IN_BACKWARD(what, where=name)
+
+    def _hear_again(self, owner: Any, name: str, value: Any) -> None:
+        holding = {id(owner), id(attributes_of(owner)), *map(id, type(owner).__mro__)}
+        if holding & self._left.get(name, set()) or id(value) in self._containers_left:
+            self.read_again.append(joined(self._name(owner), name))
+
     # ── what is told ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def got(self, owner: Any, name: str, value: Any) -> None:
@@ -197,6 +226,9 @@ class Watch(Assumed):
             return
         if reader.f_lasti not in loads_of(reader.f_code):
             self.unmentioned.add((id(owner), name))
+        if name in self._left or self._containers_left:
+            with listening(None):
+                self._hear_again(owner, name, value)
         if (id(owner), name) in self._read:
             return
         with listening(None):
@@ -300,7 +332,7 @@ class Watch(Assumed):
     def _warn(self, said: Mentions) -> None:
         """Name, once for each function, what no guard can watch, and code that has run mentions."""
         ran = [function for code, function in self._codes.items() if self._ran is None or code in self._ran]
-        own = together([mentions(function.__code__) for function in ran])
+        own = together([mentions(original(function.__code__)) for function in ran])
         only_reached = (said.globals | said.attributes) - (own.globals | own.attributes | own.strings)
         for value, name in self.unwatched.values():
             if taken_apart(name)[0] in only_reached:
@@ -328,7 +360,7 @@ class Watch(Assumed):
             _warn_once(self._root, f"the function registers a hook on a leaf that it is given ({line}): {_HOOKED}")
         warn_of_clocks(ran)
         for function in ran:
-            for name in builtins_in(mentions(function.__code__).unseen, function.__globals__):
+            for name in builtins_in(mentions(original(function.__code__)).unseen, function.__globals__):
                 _warn_once(self._root, _CALLS.format(name))
 
 
