@@ -114,7 +114,7 @@ def converting(functions: Iterable[types.FunctionType]) -> Iterator[tuple[types.
         space = function.__globals__
         found = _conversions(original(function.__code__)) if package(space.get("__name__")) not in LIBRARIES else ()
         for name, is_called in found:
-            is_pythons = name not in space and function.__builtins__ is vars(builtins)
+            is_pythons = name not in space and function.__builtins__ is vars(builtins)  # type: ignore[attr-defined]
             used[id(space), name] = is_called and is_pythons and used.get((id(space), name), True)
         if found:
             calling.append((function, frozenset(name for name, _ in found)))
