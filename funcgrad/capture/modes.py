@@ -173,7 +173,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if (message := PHASE_CHECKS.get(name)) is None or self._phase_checked == now:
             return False
         self._phase_checked = now
-        if args[0].is_complex() and not trace.is_as_torch_func and (node is None or not is_of_level(node)):
+        with trace.functional:  # which is off while it dispatches a call
+            at_level = node is not None and is_of_level(node)
+        if args[0].is_complex() and not trace.is_as_torch_func and not at_level:
             with self:
                 imaginary = torch.view_as_real(args[0].diagonal(0, -2, -1))[..., 1]
                 close = torch.isclose(imaginary, torch.zeros_like(imaginary), 1e-2, 1e-2)
