@@ -91,7 +91,7 @@ def call(args, kwargs):
     p_w, = args__0.values()
     if kwargs: return MISS
     try:
-        if constant_0.__code__ is not constant_1: return MISS
+        if constant_0.__code__ is not constant_1 and constant_2(constant_0.__code__) is not constant_1: return MISS
     except (AttributeError, KeyError, IndexError, ValueError):
         return MISS
     if ambient() != AMBIENT: return MISS
