@@ -21,6 +21,7 @@ import threading
 import time
 import types
 import unittest.mock
+import warnings
 import weakref
 
 import numpy as np
@@ -1207,3 +1208,59 @@ def test_what_a_class_writes_of_its_own_is_written_once(kind, write):
         content = (held.k, held.log) if kind is NotedSlots else (list(held), vars(held))
         found.append((content, held.items() if kind is NotedDict else ()))
     assert found[0] == found[1]
+
+
+# ── what a function warns of ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def warned(make, action):
+    """The warnings of four calls, the last with another size, and errors they became: where they were given, too."""
+
+    def helper(x):
+        warnings.warn(f"of {tuple(x.shape)}", DeprecationWarning, stacklevel=2)
+
+    def f(x):
+        if x.shape[0] > 1:
+            warnings.warn("plain")
+        helper(x)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            warnings.warn("not this")
+        with warnings.catch_warnings(record=True) as own:
+            warnings.simplefilter("always")
+            warnings.warn(UserWarning("looked at inside"))
+        warnings.warn("of the caller", RuntimeWarning, stacklevel=2)
+        return x * len(own)
+
+    compiled, found = make(f), []
+    for n in (2, 2, 2, 3):
+        with warnings.catch_warnings(record=True) as given:
+            for kind in (UserWarning, DeprecationWarning, RuntimeWarning):
+                warnings.simplefilter(action if kind is not DeprecationWarning else "always", kind)
+            try:
+                found.append(compiled(torch.ones(n)).tolist())
+            except UserWarning as error:
+                found.append(str(error))
+        found.append([(str(w.message), w.category, w.filename, w.lineno) for w in given])
+    return found
+
+
+@pytest.mark.parametrize("action", ["always", "ignore", "error"])
+def test_a_warning_is_given_on_each_call(action):
+    assert warned(lambda f: fg.jit(f, backend="aten"), action) == warned(lambda f: f, action)
+
+
+def test_a_warning_becomes_an_error_where_later_filters_say_so():
+    @fg.jit
+    def f(x):
+        warnings.warn("careful")
+        return x * 2
+
+    with pytest.warns(UserWarning, match="careful"):
+        f(torch.ones(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="careful"):
+            f(torch.ones(2))
+    with pytest.warns(UserWarning, match="careful"):
+        f(torch.ones(2))

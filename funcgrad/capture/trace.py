@@ -119,7 +119,7 @@ class Trace(Recorder):
         self.watch: Watch | None = None
         """What is watched of Python state; the recorded run compares with what the dry run met."""
         self.printed: list[Printed] = []
-        """What the function printed and logged."""
+        """What the function printed, logged and warned of."""
         self.happened: Written | None = None
         """What a pullback's forward pass has written to Python state: that happened when the function was called."""
         self.ignores_requires_grad = False

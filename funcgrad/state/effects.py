@@ -46,6 +46,7 @@ from .hooks import can_be_hooked
 from .names import found_on, item_name, joined, steps_of, uses_of
 from .new_values import Names, New, NewObject, attributes_made, is_copied, is_new
 from .output import Log, Print, Printed, effects_of
+from .warned import Warn
 from .watch import Watch
 
 _CONSTANT = (
@@ -153,7 +154,7 @@ class Refill:
         return f"{self.name}[:] = {self.new}"
 
 
-Effect = Store | Count | Grow | Refill | Print | Log
+Effect = Store | Count | Grow | Refill | Print | Log | Warn
 
 
 def same_effects(first: Sequence[Effect], second: Sequence[Effect]) -> bool:

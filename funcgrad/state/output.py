@@ -1,4 +1,4 @@
-"""What a function prints and logs: kept while it is traced, twice, and printed on each call.
+"""What a function prints, logs and warns of: kept while it is traced, twice, and printed on each call.
 
 Standard output is everybody's, and so are loggers: other threads write to them as before. What goes into a stream that
 the function itself has put there (``contextlib.redirect_stdout``) goes there at once; so does what installed packages
@@ -25,6 +25,7 @@ from attrs import frozen
 
 from .guards import PLAIN, Constant
 from .names import is_installed, is_installed_file, is_library
+from .warned import Warn, watch_warnings
 
 _lock = threading.Lock()
 _keeping = 0
@@ -67,10 +68,10 @@ class Log:
         return f"log {self.record.levelname} {self.record.getMessage()!r}"
 
 
-Printed = str | Log
+Printed = str | Log | Warn
 
 
-def effects_of(printed: Iterable[Printed]) -> list[Print | Log]:
+def effects_of(printed: Iterable[Printed]) -> list[Print | Log | Warn]:
     """What is printed side by side is printed at once."""
     groups = itertools.groupby(printed, lambda item: isinstance(item, str))
     return [v for texts, group in groups for v in ([Print("".join(group))] if texts else group)]  # type: ignore[arg-type, misc]
@@ -182,7 +183,7 @@ def keeping(printed: list[Printed] | None) -> Iterator[None]:
         _keeping += 1
         begins = is_first and printed is not None
         if begins and not _ends:
-            _ends.append(_logging())
+            _ends.extend((_logging(), watch_warnings(_kept.get)))
         if begins and sys.stdout is not None and type(sys.stdout) is not _Output and not keeps(sys.stdout):
             _ends.append(_begin(sys.stdout))
     try:

@@ -21,6 +21,7 @@ from .guards import MISSING, Constant, Guard, Place, same, same_items
 from .lines import Lines
 from .names import attributes_of, item_name
 from .output import Log, Print
+from .warned import Warn
 from .watch import Watch
 
 _FEW = 32
@@ -41,13 +42,13 @@ class State(Shown):
 
     @property
     def written(self) -> list[Effect]:
-        """The effects but for what is printed, and logged."""
-        return [effect for effect in self.effects if not isinstance(effect, (Print, Log))]
+        """The effects but for what is printed, logged and warned of."""
+        return [effect for effect in self.effects if not isinstance(effect, (Print, Log, Warn))]
 
     @property
     def printed(self) -> list[Effect]:
         """What is printed: when all else is done, as what it is printed to may be anybody's code."""
-        return [effect for effect in self.effects if isinstance(effect, (Print, Log))]
+        return [effect for effect in self.effects if isinstance(effect, (Print, Log, Warn))]
 
     def doc(self) -> Doc:
         rows = tuple((str(g.place), g.how if g.how in ("absent", "present") else g.value_shown) for g in self.guards)
