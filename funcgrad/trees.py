@@ -306,6 +306,32 @@ def flatten_arguments(
     return [leaf for leaves, _, _ in found for leaf in leaves], [path for _, _, paths in found for path in paths]
 
 
+@frozen(eq=False)
+class Container:
+    """A container within another; ``variable`` is what ``print_flatten`` calls it."""
+
+    value: Any
+    path: str
+    variable: str
+
+
+def children_of(container: Any) -> tuple[Any, ...]:
+    """What a container holds."""
+    shape = _open(container)
+    assert shape is not None
+    return tuple(shape.children)
+
+
+def containers_in(value: Any, tree: Tree, path: str, variable: str) -> Iterator[Container]:
+    """The containers of a value of this structure that something can be stored into, from the outside in."""
+    if isinstance(tree, Leaf) or tree.kind is type(None):
+        return
+    if not isinstance(value, tuple):
+        yield Container(value, path, variable)
+    for i, (child, step, own) in enumerate(zip(children_of(value), tree.steps, tree.children, strict=True)):
+        yield from containers_in(child, own, path + step, f"{variable}__{i}")
+
+
 def _from_root(path: str) -> str:
     return f"result{path}" if path[:1] in ("", "[", ".") else path
 

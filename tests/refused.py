@@ -840,14 +840,13 @@ def adds_a_shifted_copy(x: Tensor) -> Tensor:
     return x * 1
 
 
-def stores_in_the_container(state: dict[str, Any]) -> Tensor:
-    state["h"] = state["h"] * 2
-    return state["h"] + 1
+def stores_into_one_of_two(a: dict[str, Any], b: dict[str, Any]) -> None:
+    a["h"] = b["x"] * 2
 
 
-def writes_into_the_container(state: dict[str, Any]) -> Tensor:
-    state["h"].copy_(state["h"] * 2)
-    return state["h"] + 1
+def one_twice() -> tuple[Any, ...]:
+    state = {"x": torch.ones(3)}
+    return state, state
 
 
 def sets_an_attribute(x: Tensor) -> Tensor:
@@ -1013,12 +1012,12 @@ row(
 )
 row("a write that reads where it writes", memory.WRITES_WHAT_IT_READS, adds_shifted, numbers, fixed=adds_a_shifted_copy)
 row(
-    "a store into an argument",
-    memory.STORES_INTO_ARGUMENT,
-    stores_in_the_container,
-    lambda: ({"h": torch.ones(3)},),
-    fixed=writes_into_the_container,
-    where="state['h']",
+    "a store into an argument that is another, too",
+    memory.STORES_INTO_SHARED,
+    stores_into_one_of_two,
+    one_twice,
+    fixed_args=lambda: ({"x": torch.ones(3)}, {"x": torch.ones(3)}),
+    where="a",
 )
 row(
     "an attribute of an argument",

@@ -109,6 +109,7 @@ class Inner:
         assert trace.watch is not None
         numbers = {slot: trace.symbols.floats.object(value) for slot, value in seen.items() if isinstance(slot, State)}
         trace.watch.put_numbers(self.inputs.numbers(numbers))
+        trace.watch.give(self.inputs.containers(args, kwargs))
         handles = self._hooks_of_leaves(trace, seen)
         leaves, tree, paths = flatten(self.definition(*args, **kwargs))
         for handle in handles:

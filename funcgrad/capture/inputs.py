@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from attrs import evolve, frozen
@@ -10,8 +10,9 @@ from torch import Tensor
 
 from .. import refusals
 from ..slots import Arg, Captured, State
-from ..state.guards import Place, same
-from ..trees import Tree, unflatten
+from ..state.given import is_watched
+from ..state.guards import Place
+from ..trees import Container, Node, Tree, children_of, containers_in, unflatten
 from .capture_sources import GradientOf, Origin, Unresolved
 from .results import hidden_tensor
 
@@ -31,6 +32,7 @@ class Inputs:
     A tensor leaf is an input, a ``Symbolic`` leaf a symbolic float; any other leaf is static. ``names`` are those of
     the positional arguments. ``sizes``: the dimensions of tensors that are traced as symbols, by the tensors' paths.
     ``state``: the numbers of Python state that are. ``may_be_sizes``: whether numbers that are symbols may be sizes.
+    ``identities``: of the containers of the call.
     """
 
     names: tuple[str, ...]
@@ -41,6 +43,7 @@ class Inputs:
     sizes: Mapping[str, frozenset[int]] = {}
     state: tuple[tuple[State, Place, Symbolic], ...] = ()
     may_be_sizes: bool = False
+    identities: Mapping[str, int] = {}
 
     @property
     def dynamic(self) -> list[tuple[Arg | State, Any]]:
@@ -80,6 +83,17 @@ class Inputs:
         args, kwargs = unflatten(leaves, self.tree)
         return args, kwargs
 
+    def containers(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Container]:
+        """The containers in arguments of this structure."""
+        assert isinstance(self.tree, Node)
+        positional, keywords = self.tree.children
+        assert isinstance(positional, Node) and isinstance(keywords, Node)
+        own = zip(args, positional.children, self.names, strict=True)
+        given = [(value, tree, name, f"args__{i}") for i, (value, tree, name) in enumerate(own)]
+        named = zip(kwargs.items(), keywords.children, strict=True)
+        given += [(value, tree, name, f"kwargs__{i}") for i, ((name, value), tree) in enumerate(named)]
+        return [found for value, tree, name, variable in given for found in containers_in(value, tree, name, variable)]
+
 
 @frozen(eq=False)
 class CapturedTensor:
@@ -108,15 +122,17 @@ def read_all(captured: Iterable[CapturedTensor], arguments: Mapping[Any, Any]) -
     return {c.slot: found[c.slot] for c in captured}
 
 
-def require_same(
-    given: Sequence[Any], names: Sequence[str], look: Callable[[], tuple[Sequence[Any], Sequence[str]]]
-) -> None:
-    """The containers among the arguments hold what they held: a store into a copy of them would be lost."""
-    now, names_now = look()  # raises ContainerError for one that has come to hold itself
-    changed = [name for name, a, b in zip(names, given, now, strict=False) if not same(a, b)]
-    changed += sorted(set(names) ^ set(names_now))
-    if changed:
-        raise refusals.STORES_INTO_ARGUMENT(changed[0], where=changed[0])
+def contents_of(containers: Iterable[Container]) -> list[tuple[Container, tuple[Any, ...]]]:
+    """What containers hold into which stores are not seen."""
+    return [(own, children_of(own.value)) for own in containers if not is_watched(own)]
+
+
+def require_same(before: Iterable[tuple[Container, tuple[Any, ...]]]) -> None:
+    """Containers hold what they held: a store into a copy of them would be lost."""
+    for container, held in before:
+        now = children_of(container.value)
+        if len(now) != len(held) or any(a is not b for a, b in zip(now, held, strict=True)):
+            raise refusals.STORES_INTO_ARGUMENT(container.path, where=container.path)
 
 
 def require_none_hidden(given: Sequence[Any], names: Sequence[str]) -> None:

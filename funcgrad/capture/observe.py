@@ -18,6 +18,7 @@ from ..graphs import type_text
 from ..options import Randomness
 from ..slots import Arg, Base, Captured, NewGradient, NewMemory, Slot, Stored
 from ..state.effects import Refill, Store, Written, same_effects
+from ..state.given import Given, into_arguments
 from ..state.guards import Guard, Place
 from ..state.hooks import listening
 from ..state.impure import refuse_draw
@@ -48,7 +49,7 @@ from .changes import (
 from .facts import Facts, Source, naming
 from .floats import NotSymbolicError
 from .inner import kept_apart
-from .inputs import CapturedTensor, Inputs, Symbolic, require_none_hidden, require_same
+from .inputs import CapturedTensor, Inputs, Symbolic, contents_of, require_none_hidden, require_same
 from .memory import history, neighbours, overlaps, same_objects
 from .modes import with_modes
 from .onward import Passes, calls_of
@@ -139,6 +140,7 @@ class _DryRun:
         self._handles: list[RemovableHandle] = []
         self._left: Written | None = None
         """What the function has written to Python state in its forward pass."""
+        self._given: tuple[Given, ...] = ()
         self._backward_writes = False
         trace = Trace(record=False, backward_autocast=None, rng=around.rng, stand_in_for=self._meet, path=around.path)
         self.trace = with_modes(trace)
@@ -175,13 +177,15 @@ class _DryRun:
         args, kwargs = inputs.rebuild(
             stand_ins | {slot: real for slot, real in inputs.tensors if id(real) in self._themselves}
         )
-        given, paths_given = flatten_arguments(inputs.names, args, kwargs)
+        leaves_given, paths_given = flatten_arguments(inputs.names, args, kwargs)
+        containers = inputs.containers(args, kwargs)
         arguments = [
             (slot.path, v)
             for slot, v in zip(inputs.slots, inputs.leaves, strict=True)
             if not isinstance(v, (Tensor, Symbolic))
         ]
         self.watch = trace.watch = Watch(root, arguments, inputs.numbers(stand_ins))
+        self._given, unseen = self.watch.give(containers), contents_of(containers)
         trace.reals = {id(m.seen): real for m, real in ((self._mirrored[id(t)], t) for _, t in self._reals)}
         trace.inputs = set(trace.reals)
         try:
@@ -189,7 +193,7 @@ class _DryRun:
                 result = function(*args, **kwargs)
             for handle in self._handles:
                 handle.remove()
-            require_same(given, paths_given, lambda: flatten_arguments(inputs.names, args, kwargs))
+            require_same(unseen)
             trace.writes.spread_versions()
             leaves, tree, paths = flatten(result)
             require_visible(leaves, paths, tree)
@@ -210,7 +214,7 @@ class _DryRun:
             written, drawn = trace.written(), self.watch.put_draws_back()
             written.undo()
             self.watch.take_numbers_back()
-        require_none_hidden(given, paths_given)
+        require_none_hidden(leaves_given, paths_given)
         if drawn:
             raise refuse_draw(drawn[0])
         if trace.symbols.floats.names and self.watch.said.types:
@@ -271,6 +275,7 @@ class _DryRun:
         self.watch.finish()
         if self._left is None:
             return evolve(state_of(self.watch, written, arguments), effects=(), stores=())
+        into = into_arguments(self._given, self._left.owners, self.watch.met, self._inputs.identities)
         self._left.require_replayable()
         runs_again = self.trace.happened is not None
         if not same_effects(self._left.effects, written.effects):
@@ -278,7 +283,7 @@ class _DryRun:
             self._backward_writes = True
         if self._backward_writes or (runs_again and self._left.effects):
             self.watch.require_not_read_again()
-        return evolve(state_of(self.watch, self._left, arguments), runs_again=runs_again)
+        return evolve(state_of(self.watch, self._left, arguments), runs_again=runs_again, into=into)
 
     def _named(self, root: Callable[..., Any]) -> tuple[tuple[CapturedTensor, ...], list[tuple[Source, Tensor]]]:
         """The captured tensors met so far, and all inputs by name. Not what an inner function bound: it gets that by

@@ -171,9 +171,15 @@ SWITCHED_OFF_BASE = Refusal(
 )
 STORES_INTO_ARGUMENT = Refusal(
     MutationError,
-    "the function stores into a container it was given, at {0}",
-    "return the new container; write in place into the tensors in it, state['h'].copy_(h); or keep what it stores"
-    " in an object that is captured",
+    "the function stores into a container it was given, at {0}, of a class of which no store is seen",
+    "return the new container; write in place into the tensors in it, state['h'].copy_(h); or store into a dict, a"
+    " list, or an object with attributes",
+)
+STORES_INTO_SHARED = Refusal(
+    MutationError,
+    "the function stores into a container it was given, {0}, which it was given twice, or which Python state holds,"
+    " too",
+    "pass it once; or a copy of it, dict(d)",
 )
 WRITES_STATE_IN_BACKWARD = Refusal(
     MutationError,

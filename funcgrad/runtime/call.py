@@ -73,10 +73,13 @@ def print_call(
     chains = _Chains(names)
     locked = len(lines)
     constant = _Constants(constants)
+    for given in facts.state.into.given:
+        constant.stands(given.held, given.text)
     reads = [
         f"if {arguments[Arg(path)]} is not {constant(examples[key.paths.index(path)])}: {otherwise}"
         for path in facts.state.objects
     ]
+    reads += facts.state.into.lines(constant, otherwise)
     reads += print_state(facts.state.guards, constant, otherwise)
     numbers: dict[Slot, str] = {slot: names.fresh(slot.path) for slot, _ in facts.numbers}
     for slot, place in facts.numbers:
@@ -245,6 +248,10 @@ class _Constants:
             self._names[id(value)] = f"constant_{len(self._names)}"
             self._constants[self._names[id(value)]] = value
         return self._names[id(value)]
+
+    def stands(self, value: Any, text: str) -> None:
+        """Print ``text`` for a value, which a call brings."""
+        self._names[id(value)] = text
 
 
 class _Chains:

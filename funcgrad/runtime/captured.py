@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..capture.facts import Facts
 from ..capture.inner import Inner
-from ..capture.inputs import Inputs
+from ..capture.inputs import Inputs, Symbolic
 from ..joint import Joint
 from ..layers.layer import Layer, statements_of
 from ..layers.stack import inner_values
@@ -49,10 +49,6 @@ class CapturedCall:
     @property
     def values(self) -> dict[Slot, Any]:
         """What the kernel is given in this call."""
-        return dict(
-            zip(
-                self.inner.signature.ins,
-                inner_values(statements_of(self.layers, self.outer), self.inputs, self.facts),
-                strict=True,
-            )
-        )
+        values = inner_values(statements_of(self.layers, self.outer), self.inputs, self.facts)
+        numbers = (v.value if isinstance(v, Symbolic) else v for v in values)
+        return dict(zip(self.inner.signature.ins, numbers, strict=True))

@@ -195,9 +195,10 @@ class Written:
         self._refused: list[tuple[str, str]] = []
         self._twice: Effect | None = None
         """What was written to a second time, after ``leave_out``."""
-        for met in watch.met.values():
+        for met in (*watch.met.values(), *watch.given_items):
             self._compare(met)
-        for place, before in (*watch.globals.values(), *watch.cells.values(), *watch.slots.values()):
+        slots = (*watch.slots.values(), *watch.given_slots)
+        for place, before in (*watch.globals.values(), *watch.cells.values(), *slots):
             self._place(place, before, place.read())
         for kind, had in watch.classes.items():
             self._class(kind, had)
@@ -216,6 +217,12 @@ class Written:
     def containers(self) -> Iterator[Any]:
         """The containers that were given other contents."""
         yield from (effect.container for effect in self.effects if isinstance(effect, (Grow, Refill)))
+
+    @property
+    def owners(self) -> Iterator[Any]:
+        """What was written to, of whatever kind."""
+        yield from self.containers
+        yield from (effect.place.owner for effect in self.effects if isinstance(effect, (Store, Count)))
 
     def undo(self) -> None:
         """Everything is as it was before the run."""
@@ -327,7 +334,8 @@ class Written:
         if len(container) == n and all(counts):
             self._count(*counts)
             return
-        grown = not changed and len(container) > n and uses_of(met.name, self._said) == {"grow"}
+        may_grow = id(container) in self._watch.given or uses_of(met.name, self._said) == {"grow"}
+        grown = not changed and len(container) > n and may_grow
         if not grown:
             self._watch.replaced.add(
                 ("items", id(container)) if len(container) == n <= _ITEM_BY_ITEM else id(container)
@@ -338,9 +346,8 @@ class Written:
 
     def _counted(self, place: Place, start: Any, now: Any, otherwise: Any = MISSING) -> Count | None:
         """The effect, if a number is only ever increased by one constant."""
-        is_number = (
-            type(start) in (int, float) and type(now) in (int, float) and id(place.owner) not in self._watch.whole
-        )
+        unseen = self._watch.whole | self._watch.given.keys()
+        is_number = type(start) in (int, float) and type(now) in (int, float) and id(place.owner) not in unseen
         if not is_number or uses_of(place.name, self._said) != {"count"}:
             return None
         for step in steps_of(place.name, self._said):

@@ -31,6 +31,10 @@ class Found:
         """Places that code may store a tensor to, and that hold the one they held: where it is an input, that may
         have been stored."""
         self.met: dict[int, Met] = {}
+        self.given: dict[int, Any] = {}
+        """The containers among the arguments, of which each call brings others; by identity."""
+        self.given_items: list[Met] = []
+        self.given_slots: list[tuple[Place, Any]] = []
         self.globals: dict[tuple[int, str], tuple[Place, Any]] = {}
         self.cells: dict[int, tuple[Place, Any]] = {}
         self.classes: dict[type, dict[str, Any]] = {}
@@ -94,6 +98,9 @@ class Found:
             self._late,
             self.tensors,
             self.met,
+            self.given,
+            self.given_items,
+            self.given_slots,
             self.globals,
             self.cells,
             self.classes,

@@ -17,6 +17,7 @@ from ..show.parts import Doc, Table
 from ..show.shown import Shown
 from ..slots import Stored
 from .effects import Count, Effect, Grow, Refill, Store, Written, refill
+from .given import IntoArguments
 from .guards import MISSING, Constant, Guard, Place, same, same_items
 from .lines import Lines
 from .names import attributes_of, item_name
@@ -31,13 +32,15 @@ _FEW = 32
 @frozen(eq=False, repr=False)
 class State(Shown):
     """The guards and effects of one function. ``objects``: the paths of arguments of which something is guarded:
-    these must be the same. ``runs_again``: of a pullback, which runs in ``as_it_was``."""
+    these must be the same. ``runs_again``: of a pullback, which runs in ``as_it_was``. ``into``: what is stored
+    into arguments."""
 
     guards: tuple[Guard, ...] = ()
     effects: tuple[Effect, ...] = ()
     stores: tuple[Stored, ...] = ()
     objects: frozenset[str] = frozenset()
     runs_again: bool = False
+    into: IntoArguments = field(factory=IntoArguments)
     lines: Lines = field(factory=Lines)
 
     @property

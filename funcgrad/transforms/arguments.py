@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from attrs import evolve
 from torch import Tensor
 
 from ..capture.captures import require_traceable
@@ -48,7 +49,8 @@ def take_apart(
     positional = Node(tuple, tuple(f"[{i}]" for i in range(n)), None, tuple(children[:n]))
     keywords = Node(dict, tuple(f"[{k!r}]" for k in kwargs), tuple(kwargs), tuple(children[n:]))
     both = Node(tuple, ("[0]", "[1]"), None, (positional, keywords))
-    return Inputs(tuple(names), tuple(leaves), tuple(map(Arg, paths)), both)
+    inputs = Inputs(tuple(names), tuple(leaves), tuple(map(Arg, paths)), both)
+    return evolve(inputs, identities={own.variable: id(own.value) for own in inputs.containers(args, kwargs)})
 
 
 def _check(definition: Definition, leaf: Any, path: str) -> None:
