@@ -840,6 +840,16 @@ def adds_a_shifted_copy(x: Tensor) -> Tensor:
     return x * 1
 
 
+def puts_into_a_queue(x: Tensor, results: Any) -> Tensor:
+    results.put(x * 2)
+    return x
+
+
+def appends_to_a_list(x: Tensor, results: Any) -> Tensor:
+    results.append(x * 2)
+    return x
+
+
 def stores_into_one_of_two(a: dict[str, Any], b: dict[str, Any]) -> None:
     a["h"] = b["x"] * 2
 
@@ -1011,6 +1021,15 @@ row(
     fixed=lambda x: (x.clone().unfold(0, 2, 1) * 2).sum() * 0 + x.sum(),
 )
 row("a write that reads where it writes", memory.WRITES_WHAT_IT_READS, adds_shifted, numbers, fixed=adds_a_shifted_copy)
+row(
+    "a store into an argument",
+    memory.STORES_INTO_ARGUMENT,
+    puts_into_a_queue,
+    lambda: (torch.ones(3), queue.SimpleQueue()),
+    fixed=appends_to_a_list,
+    fixed_args=lambda: (torch.ones(3), []),
+    where="results …[0]",
+)
 row(
     "a store into an argument that is another, too",
     memory.STORES_INTO_SHARED,

@@ -178,13 +178,10 @@ class _DryRun:
             stand_ins | {slot: real for slot, real in inputs.tensors if id(real) in self._themselves}
         )
         leaves_given, paths_given = flatten_arguments(inputs.names, args, kwargs)
-        containers = inputs.containers(args, kwargs)
-        arguments = [
-            (slot.path, v)
-            for slot, v in zip(inputs.slots, inputs.leaves, strict=True)
-            if not isinstance(v, (Tensor, Symbolic))
-        ]
+        pairs = zip(inputs.slots, inputs.leaves, strict=True)
+        arguments = [(slot.path, v) for slot, v in pairs if not isinstance(v, (Tensor, Symbolic))]
         self.watch = trace.watch = Watch(root, arguments, inputs.numbers(stand_ins))
+        containers = inputs.containers(args, kwargs)
         self._given, unseen = self.watch.give(containers), contents_of(containers)
         trace.reals = {id(m.seen): real for m, real in ((self._mirrored[id(t)], t) for _, t in self._reals)}
         trace.inputs = set(trace.reals)
