@@ -1207,3 +1207,30 @@ def test_what_a_class_writes_of_its_own_is_written_once(kind, write):
         content = (held.k, held.log) if kind is NotedSlots else (list(held), vars(held))
         found.append((content, held.items() if kind is NotedDict else ()))
     assert found[0] == found[1]
+
+
+WITHOUT_A_MODULE = """
+class Steps(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.steps = 0
+
+    @property
+    def scale(self):
+        return self.steps * 2
+
+    def forward(self, x):
+        self.steps += 1
+        return x * self.scale
+"""
+
+
+def test_a_class_of_code_without_a_module_is_the_callers():
+    """Python takes it for a builtin, by the name of its module."""
+    space = {"torch": torch}
+    exec(WITHOUT_A_MODULE, space)
+    eager, compiled = space["Steps"](), space["Steps"]()
+    call = fg.jit(compiled, backend="aten")
+    for _ in range(3):
+        assert torch.equal(call(torch.ones(2)), eager(torch.ones(2)))
+    assert compiled.steps == 3
