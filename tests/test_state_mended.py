@@ -16,6 +16,7 @@ import logging
 import math
 import operator
 import os
+import random
 import sys
 import threading
 import time
@@ -1234,3 +1235,8 @@ def test_a_class_of_code_without_a_module_is_the_callers():
     for _ in range(3):
         assert torch.equal(call(torch.ones(2)), eager(torch.ones(2)))
     assert compiled.steps == 3
+
+
+def test_a_generator_without_a_state_may_stand_beside_what_is_read():
+    held = {"factor": 1.5, "random": random.SystemRandom()}
+    assert fg.jit(lambda x, key="factor": x * held[key], backend="aten")(torch.ones(2)).tolist() == [1.5, 1.5]

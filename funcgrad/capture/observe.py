@@ -296,7 +296,9 @@ class _DryRun:
         if any(storage_id(t) == storage_id(real) for _, t in self._reals) or transform_active():
             raise RestartTrace(real)
         self._reals.append((f"captured {len(self._reals)}", real))
-        self._mirrored[id(real)] = mirror_alone(self.trace, real, self._grad)
+        own = self._mirrored[id(real)] = mirror_alone(self.trace, real, self._grad)
+        self.trace.reals[id(own.seen)] = real
+        self.trace.inputs.add(id(own.seen))
         self._give_gradient(real)
         self._give_hooks(None, real)
         return self._mirrored[id(real)].seen
