@@ -213,6 +213,25 @@ def with_history_of(look: torch.Tensor, carrier: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+class _ViewWithHistory(_WithHistory):
+    """The same, and a view: PyTorch forbids writes to one that a custom Function has made, which would lose that
+    history."""
+
+    @staticmethod
+    def forward(look: torch.Tensor, carrier: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return look.view_as(look)
+
+
+def view_with_history_of(look: torch.Tensor, carrier: torch.Tensor) -> torch.Tensor:
+    """A view of ``look`` with the history of ``carrier``, which is not to be written to (in forward mode, where the
+    tangent of a view must be one, it is no view)."""
+    if not carrier.requires_grad or dual_parts(carrier)[1] is not None:
+        return with_history_of(look, carrier)
+    with torch.enable_grad():
+        tensor: torch.Tensor = _ViewWithHistory.apply(look, carrier)  # type: ignore[no-untyped-call]
+    return tensor
+
+
 class _WithoutDerivative(torch.autograd.Function):
     """What ``set_`` computes, in the eyes of autograd."""
 

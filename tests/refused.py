@@ -1267,14 +1267,6 @@ row(
     fixed=lambda x: (x.register_hook(lambda g: g * 2), x.view_as(x))[1],
 )
 row(
-    "a hook on a view that it returns",
-    memory.HOOK_ON_VIEW,
-    lambda x: (y := (x * 2).chunk(2), y[0].register_hook(lambda g: g * 10), y[0], y[1])[2:],
-    leaf,
-    fixed=lambda x: (y := (x * 2).chunk(2), z := y[0].clone(), z.register_hook(lambda g: g * 10), z, y[1])[3:],
-    where="result[0]",
-)
-row(
     "while_loop_stack_output",
     tracing.NOT_COMPILED,
     lambda x: torch.ops.higher_order.while_loop_stack_output(

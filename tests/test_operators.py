@@ -127,3 +127,28 @@ def test_a_hook_on_what_is_accumulated_outside_is_refused(which):
 
     with pytest.raises(fg.MutationError, match="register_post_accumulate_grad_hook"):
         fg.jit(f)(torch.randn(3, requires_grad=True))
+
+
+@pytest.mark.parametrize("used", [True, False])
+@pytest.mark.parametrize(
+    "product",
+    [
+        lambda x, w: x @ w,
+        lambda x, w: x[0] @ w[0],
+        lambda x, w: x @ w[0],
+        lambda x, w: x[None] @ w[None],
+        lambda x, w: torch.nn.functional.linear(x, w, x[0]),
+        lambda x, w: torch.addmm(x, w, w),
+    ],
+)
+def test_a_product_of_two_dtypes_is_refused_as_in_eager(product, used):
+    """Fake tensors multiply what the kernels of PyTorch refuse to."""
+
+    def f(x, w):
+        y = product(x, w)
+        return y if used else x
+
+    x, w = torch.ones(3, 3), torch.ones(3, 3, dtype=torch.float64)
+    for call in (f, fg.jit(f), fg.jit(f, backend="aten")):
+        with pytest.raises(RuntimeError, match=r"dtype|scalar type"):
+            call(x, w)

@@ -445,3 +445,14 @@ def test_the_printed_call():
     assert [str(e) for layer in program.layers for e in layer.effects] == ["x.set_(memory(x)) (tracked)"]
     program = fg.jit(shrunk).program(*plain())
     assert "x.as_strided_((2, 2), (2, 1))" in program.call.text
+
+
+def test_a_captured_tensor_that_the_function_resizes_with_out():
+    """The run that is recorded asks how much memory it holds, as the dry run must have."""
+    found = []
+    for transform in (lambda f: f, lambda f: fg.jit(f, backend="aten")):
+        held = torch.zeros(4)
+        call = transform(lambda x, held=held: (torch.add(x, 1, out=held), x * 2)[1])
+        results = [call(torch.ones(n, 4)) for n in (2, 2, 3, 1)]
+        found.append(([t.tolist() for t in results], held.tolist()))
+    assert found[0] == found[1]

@@ -17,6 +17,7 @@ import logging
 import math
 import operator
 import os
+import random
 import sys
 import threading
 import time
@@ -1352,3 +1353,35 @@ def test_a_warning_becomes_an_error_where_later_filters_say_so():
             f(torch.ones(2))
     with pytest.warns(UserWarning, match="careful"):
         f(torch.ones(2))
+
+
+WITHOUT_A_MODULE = """
+class Steps(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.steps = 0
+
+    @property
+    def scale(self):
+        return self.steps * 2
+
+    def forward(self, x):
+        self.steps += 1
+        return x * self.scale
+"""
+
+
+def test_a_class_of_code_without_a_module_is_the_callers():
+    """Python takes it for a builtin, by the name of its module."""
+    space = {"torch": torch}
+    exec(WITHOUT_A_MODULE, space)
+    eager, compiled = space["Steps"](), space["Steps"]()
+    call = fg.jit(compiled, backend="aten")
+    for _ in range(3):
+        assert torch.equal(call(torch.ones(2)), eager(torch.ones(2)))
+    assert compiled.steps == 3
+
+
+def test_a_generator_without_a_state_may_stand_beside_what_is_read():
+    held = {"factor": 1.5, "random": random.SystemRandom()}
+    assert fg.jit(lambda x, key="factor": x * held[key], backend="aten")(torch.ones(2)).tolist() == [1.5, 1.5]

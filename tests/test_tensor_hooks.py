@@ -292,6 +292,86 @@ def test_a_hook_on_a_leaf_that_outlives_the_call_is_warned_of_once(given):
         fg.grad_compiled(lambda v: f(torch.ones(3), v))(torch.ones(3))
 
 
+def hooks_a_leaf(x):
+    x.register_hook(lambda g: g * 2)
+    return x[:2], x[1:].t()
+
+
+def hooks_a_leaf_and_computes(x):
+    v = x[:2]
+    x.register_hook(LOG.append)
+    return v, x * 3
+
+
+def hooks_a_view(x):
+    v = x[:2]
+    v.register_hook(lambda g: g * 2)
+    return v * 2, v[1:]
+
+
+def hooks_the_view_it_returns(x):
+    v = (x * 2)[:2]
+    v.register_hook(lambda g: g * 10)
+    return v, v.t()
+
+
+def hooks_one_of_two_views(x):
+    a, b = (x * 2).chunk(2)
+    a.register_hook(LOG.append)
+    return a, b
+
+
+def hooks_what_it_returns_and_a_view(x):
+    y = x * 2
+    y.register_hook(lambda g: g * 2)
+    v = y[:1]
+    v.register_hook(lambda g: g + 1)
+    return y, v
+
+
+@pytest.mark.parametrize("leaf", [True, False])
+@pytest.mark.parametrize(
+    "f",
+    [
+        hooks_a_leaf, hooks_a_leaf_and_computes, hooks_a_view, hooks_the_view_it_returns, hooks_one_of_two_views,
+        hooks_what_it_returns_and_a_view,
+    ],
+)  # fmt: skip
+def test_a_hook_hears_of_the_gradient_of_a_view_that_is_returned(f, leaf):
+    """The view is taken again outside, of the caller's tensor: its gradient comes by way of the function's hooks."""
+    found = []
+    for call in (f, fg.jit(f, backend="aten")):
+        LOG.clear()
+        x = torch.arange(16.0).view(4, 4).requires_grad_()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", fg.UnwatchedStateWarning)
+            given = x if leaf else x * 1
+            outs = call(given)
+        sum((out * out.detach()).sum() for out in outs).backward()
+        shared = [out.untyped_storage()._cdata == given.untyped_storage()._cdata for out in outs]
+        found.append((x.grad.tolist(), [g.tolist() for g in LOG], shared))
+    assert found[0] == found[1]
+
+
+class OwnHistory(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 3
+
+
+@pytest.mark.parametrize("f", [OwnHistory.apply, lambda x: hooks_the_view_it_returns(x)])
+def test_a_view_with_a_history_of_its_own_may_not_be_written_to(f):
+    """What is written to it would go past that history, without a word."""
+    given = torch.ones(4, 3, requires_grad=True) * 1
+    out = fg.jit(f, backend="aten")(given)
+    with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
+        (out if isinstance(out, torch.Tensor) else out[1]).mul_(2)
+
+
 class Counter:
     def __init__(self):
         self.n = 0

@@ -36,6 +36,7 @@ class Lineage:
         self._restrided_before: dict[int, int] = {}
         self._unknown: set[int] = set()
         self._ruled: set[int] = set()
+        self._hooked: set[int] = set()
         self._written: list[tuple[Tensor, bool]] = []
         self._alive: list[Tensor] = []  # an id stays unique only while its object lives
 
@@ -204,6 +205,17 @@ class Lineage:
         history to tell."""
         self._ruled |= set(map(id, results))
         self._alive += results
+
+    def hooked(self, tensor: Tensor) -> None:
+        """Write down that the function registers a hook on a tensor."""
+        self._hooked |= {id(tensor), id(self.named(tensor))}
+        self._alive.append(tensor)
+
+    def is_heard(self, view: Tensor, source: Tensor) -> bool:
+        """Whether a hook of the function's hears of gradients on their way from a view to what it looks at."""
+        while id(view) not in self._hooked and view is not source and id(view) in self._taken:
+            view = self._taken[id(view)][0]
+        return id(view) in self._hooked
 
     def is_opaque(self, tensor: Tensor, source: Tensor) -> bool:
         """Whether a custom ``autograd.Function`` stands between a view and what it looks at."""

@@ -308,6 +308,7 @@ class Lifter(TorchFunctionMode):
         named = self._trace.lineage.named(tensor)
         if id(named) in self._trace.stand_ins():
             self._trace.hooked[id(named)] = user_line()
+        self._trace.lineage.hooked(tensor)
         self._trace.listeners.is_hooked(tensor)
         if self._trace.hooks.is_registered_opaque(hook):
             return hook_called(hook, user_line())

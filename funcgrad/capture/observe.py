@@ -57,7 +57,7 @@ from .outputs import look_at_outputs, results_by_slot
 from .questions import HOOKS, HOOKS_AFTER, answer_of, require_bare
 from .reads import READS_LATER
 from .resolved import resolve
-from .results import require_unhooked, require_unhooked_views, require_visible
+from .results import require_unhooked, require_visible
 from .stand_ins import Mirrored, mirror, mirror_alone
 from .tensor_hooks import HooksWrite, as_outside
 from .trace import Trace
@@ -298,7 +298,9 @@ class _DryRun:
         if any(storage_id(t) == storage_id(real) for _, t in self._reals) or transform_active():
             raise RestartTrace(real)
         self._reals.append((f"captured {len(self._reals)}", real))
-        self._mirrored[id(real)] = mirror_alone(self.trace, real, self._grad)
+        own = self._mirrored[id(real)] = mirror_alone(self.trace, real, self._grad)
+        self.trace.reals[id(own.seen)] = real
+        self.trace.inputs.add(id(own.seen))
         self._give_gradient(real)
         self._give_hooks(None, real)
         return self._mirrored[id(real)].seen
@@ -458,7 +460,6 @@ class _DryRun:
         leaves, paths = [*leaves, *extra.values()], [*paths, *map(str, extra)]
         names = naming(self._out_slot, extra)
         outputs, bases = look_at_outputs(leaves, paths, slot_of, lineage, names, is_base, self.trace.varying)
-        require_unhooked_views((o.path, v) for o, v in zip(outputs, leaves, strict=True) if o.view is not None)
         kinds = tuple(
             (s, type_text(v), isinstance(v, Tensor) and v.requires_grad and self._grad) for s, v in self._inputs.dynamic
         )

@@ -163,21 +163,23 @@ def results_by_slot(
     return {slot: leaf for slot, leaf in found.values() if isinstance(slot, Out)}
 
 
-_Users = dict[str, tuple[tuple[Step, ...], When, bool]]
-"""Output path → the steps to it from some tensor, when they are taken, and whether a gradient flows through it."""
+_Users = dict[str, tuple[tuple[Step, ...], When, bool, bool]]
+"""Output path → the steps to it from some tensor, when they are taken, whether a gradient flows through it, and
+whether a hook hears of it on the way."""
 
 
-def _within(base: Slot, steps: tuple[Step, ...], when: When, tracked: bool) -> View:
-    """A view of a base; one that was detached, and written to with what requires grad, has a history of its own."""
-    computed = tracked and detaches(steps)
+def _within(base: Slot, steps: tuple[Step, ...], when: When, tracked: bool, heard: bool) -> View:
+    """A view of a base; one that was detached, and written to with what requires grad, has a history of its own, as
+    has one on whose way a hook hears of the gradient."""
+    computed = tracked and (detaches(steps) or heard)
     return View(base, steps, "after" if computed else when, when == "before" and not computed, computed=computed)
 
 
 def _must_be_views(users: _Users) -> bool:
     """Whether autograd must know that outputs share memory: a gradient flows through one of several, or one may not
     be used any more."""
-    stale = any(when == "before" for _, when, _ in users.values())
-    return stale or (len(users) > 1 and any(tracked for _, _, tracked in users.values()))
+    stale = any(when == "before" for _, when, *_ in users.values())
+    return stale or (len(users) > 1 and any(tracked for _, _, tracked, _ in users.values()))
 
 
 def _views(
@@ -204,7 +206,8 @@ def _views(
                 when = "before"
             # what stands for it looks at memory that it has in the end alone
             holder = root if lineage.given(own) is not None else own
-            tracked = has_history(now) and (lineage.is_opaque(now, holder) or detaches(steps))
+            own_way = lineage.is_opaque(now, holder) or detaches(steps) or lineage.is_heard(now, own)
+            tracked = has_history(now) and own_way
             computed = tracked or lineage.is_ruled(now, holder)
             # it looked like this for a while, or does not yet
             if root is not holder and (when == "before" or computed):
@@ -232,6 +235,7 @@ def _views(
                 steps,
                 "before" if is_stale(now) else "after",
                 has_history(now) and not is_dead_end(now),
+                now is not root and lineage.is_heard(now, root),
             )
     return views, list(intermediates.values())
 

@@ -13,14 +13,13 @@ import gc
 import types
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 
 from .. import refusals
-from ..autograd_state import has_hooks
 from ..subclasses import is_traced
 from ..trees import Leaf, Tree
 
@@ -53,13 +52,6 @@ def require_unhooked(hooked: Mapping[int, str | None], leaves: Sequence[Any]) ->
     for leaf in leaves:
         if id(leaf) in hooked:
             raise refusals.HOOK_ON_RESULT(where=hooked[id(leaf)])
-
-
-def require_unhooked_views(views: Iterable[tuple[str, Tensor]]) -> None:
-    """A view among results is taken again outside, of what it is a view of: a hook on it would be lost."""
-    for path, leaf in views:
-        if leaf.requires_grad and has_hooks(leaf):
-            raise refusals.HOOK_ON_VIEW(path, where=f"result{path}")
 
 
 def require_visible(leaves: Sequence[Any], paths: Sequence[str], tree: Tree) -> None:

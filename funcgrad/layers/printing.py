@@ -15,11 +15,12 @@ from ..autograd_state import (
     renew_history,
     set_earlier_gradient,
     versions_of,
+    view_with_history_of,
     with_dead_end,
     with_history_of,
 )
 from ..capture.memory import BaseOf
-from ..capture.views import Step, View
+from ..capture.views import Step, View, detaches
 from ..levels import write_below, write_dual
 from ..philox import draw_key
 from ..slots import Signature, Slot, identifier
@@ -182,8 +183,9 @@ class _Printer:
             self.lines.append(f"{self._within(tracked)}{target} = {value}")
             value = target
         if view.computed:
-            self._constants["with_history_of"] = with_history_of
-            self.lines.append(f"{target} = with_history_of({target}, {computed})")
+            carried = with_history_of if detaches(view.steps) else view_with_history_of
+            self._constants[carried.__name__] = carried
+            self.lines.append(f"{target} = {carried.__name__}({target}, {computed})")
 
     def _within(self, tracked: bool, within: str = "") -> str:
         """What a line that is not tracked by autograd stands in."""

@@ -243,11 +243,6 @@ HOOK_ON_RESULT = Refusal(
     "the function registers a hook on a tensor it was given, and returns that tensor",
     "return another tensor, x.view_as(x), or register the hook outside of the function",
 )
-HOOK_ON_VIEW = Refusal(
-    MutationError,
-    "the function registers a hook on its result{0}, which is a view of an input, or of another result",
-    "return a copy, y.clone(); or register the hook on what it is a view of, or outside of the function",
-)
 OVERLAPS_ITSELF = Refusal(
     MutationError,
     "{0} writes to memory that overlaps itself: the result depends on the order in which it goes",

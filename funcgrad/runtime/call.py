@@ -291,7 +291,7 @@ class _Names:
     def __init__(self, taken: Iterable[str]) -> None:
         own = "args kwargs root kernel lock value own seen MISS Tensor keys ambient AMBIENT family_of history holds"
         own += " autocast enable_grad no_grad below_autograd as_strided bump_version versions_kept"
-        own += " with_history_of with_dead_end fits sizes"
+        own += " with_history_of view_with_history_of with_dead_end fits sizes"
         own += " overwrite Size bool_ absent still_answers Parameter go_on renew_history versions_of Tentative drawn"
         dtypes = {str(v).removeprefix("torch.") for v in vars(torch).values() if isinstance(v, torch.dtype)}
         self._used = {*taken, *own.split(), *dir(builtins), *dtypes, *_DEVICES, "math"}

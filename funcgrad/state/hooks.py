@@ -37,7 +37,7 @@ _hooked: dict[type, list[Any]] = {}
 _WITH_STATE = ("torch.nn.", "torch.optim.", "torch.amp.", "torch.cuda.amp.", "torch.distributions.")
 """Where torch has classes whose objects keep state for those who use them: optimisers, schedulers, scalers of
 gradients."""
-_HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8
+HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8
 
 
 @contextlib.contextmanager
@@ -54,7 +54,7 @@ def can_be_hooked(kind: type) -> bool:
     """Whether a class takes a hook: not those of C, those torch itself works with, enums, nor what forbids
     attributes to be set on it."""
     plain_meta = type(kind).__setattr__ is type.__setattr__ and type(kind).__delattr__ is type.__delattr__
-    is_python = bool(kind.__flags__ & _HEAP_TYPE) and not kind.__flags__ & _IMMUTABLE_TYPE
+    is_python = bool(kind.__flags__ & HEAP_TYPE) and not kind.__flags__ & _IMMUTABLE_TYPE
     if not plain_meta or not is_python or issubclass(kind, (enum.Enum, Tensor, BaseException)):
         return False
     name = kind.__module__

@@ -55,6 +55,8 @@ class Generator:
     @staticmethod
     def of(value: Any, name: str) -> Generator:
         """One that a function may reach."""
+        if isinstance(value, random.SystemRandom):  # it has no state
+            return Generator(name, lambda: None, lambda state: None, None)
         if isinstance(value, random.Random):
             return Generator(name, value.getstate, value.setstate, value.getstate())
         if isinstance(value, np.random.Generator):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import collections
 import functools
 import os
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from .code import Mentions, mentions
 from .guards import MISSING
-from .hooks import unhooked
+from .hooks import HEAP_TYPE, unhooked
 
 LIBRARIES = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "funcgrad", "builtins", "attr", "attrs"}
 """Packages whose code is not looked into: what it keeps to itself is no part of a program."""
@@ -40,9 +41,16 @@ def package(module: str | None) -> str:
     return (module or "").partition(".")[0]
 
 
+def package_of(kind: type) -> str:
+    """The package of a class; none of one that was made by code without a module (``exec``), which Python takes for
+    a builtin."""
+    is_nameless = kind.__module__ == "builtins" and kind.__flags__ & HEAP_TYPE and not hasattr(builtins, kind.__name__)
+    return "" if is_nameless else package(kind.__module__)
+
+
 def is_library(kind: type) -> bool:
     """Whether a class is of a package whose code is not looked into."""
-    return package(kind.__module__) in LIBRARIES
+    return package_of(kind) in LIBRARIES
 
 
 def is_of_library(value: Any, module: types.ModuleType) -> bool:
@@ -55,7 +63,7 @@ def is_of_library(value: Any, module: types.ModuleType) -> bool:
         return False
     kind = value if isinstance(value, type) else type(value)
     of_objects = {*_HAVE_OBJECTS, package(module.__name__)}
-    if kind is not value and package(kind.__module__) not in of_objects and attributes_of(value) is not None:
+    if kind is not value and package_of(kind) not in of_objects and attributes_of(value) is not None:
         return False  # of a class of the standard library: a mock
     return is_library(kind)
 

@@ -37,7 +37,7 @@ from .names import (
     item_name,
     joined,
     members_of,
-    package,
+    package_of,
     slots_of,
     special_methods_of,
     taken_apart,
@@ -289,12 +289,12 @@ class Reached(Found):
         self._container(container, name)
         if isinstance(container, collections.defaultdict):
             self._factory(container, name)
-        if type(container).__module__ not in ("builtins", "collections"):
+        if package_of(type(container)) not in ("builtins", "collections"):
             self._instance(container, name)
 
     def _instance(self, value: Any, name: str) -> None:
         kind = type(value)
-        if package(kind.__module__) in _CLOSED and kind is not threading.local:
+        if package_of(kind) in _CLOSED and kind is not threading.local:
             for place in levels_of(value, name):
                 self._guard(Guard.of(place, place.read()))
             if hasattr(value, "__wrapped__"):  # a compiled function: what is in it is inlined
@@ -308,7 +308,7 @@ class Reached(Found):
         if not is_library(kind) or isinstance(value, torch.nn.Module):
             self._guard(Guard(Place("type", value, None, f"type of {name or kind.__name__}"), kind, "is"))
         if self._is_closed or not can_be_hooked(kind) or (held := hook(kind)) is None:
-            if own is not None and package(kind.__module__) != "torch":
+            if own is not None and package_of(kind) != "torch":
                 self._namespace(value, name)
             return
         self._hooks.append(held)

@@ -68,6 +68,10 @@ _INTERPOLATES = {
     torch.ops.aten.upsample_bicubic2d.default,
     torch.ops.aten.upsample_trilinear3d.default,
 }
+_PRODUCTS = {
+    getattr(torch.ops.aten, name).default
+    for name in ("mm", "bmm", "mv", "dot", "vdot", "addmm", "addmv", "addbmm", "baddbmm")
+}
 VIEW_WILL_NOT_DO = "view size is not compatible with input tensor's size and stride"
 
 
@@ -85,6 +89,11 @@ def on_fakes(op: Any, args: Any, kwargs: Any) -> Any:
     # 2.13: nothing asks this, so that a size that is a symbol might be 0
     if op in _INTERPOLATES and not all(size > 0 for size in args[1]):
         raise RuntimeError(f"Input and output sizes should be greater than 0, but got output {list(args[1])}")
+    if op in _PRODUCTS and len({a.dtype for a in args if isinstance(a, FakeTensor)}) > 1:
+        # fakes multiply what kernels refuse to: ask them, of one element
+        with without_modes():
+            ones = [torch.zeros([1] * a.dim(), dtype=a.dtype) if isinstance(a, FakeTensor) else a for a in args]
+            op(*ones, **kwargs)
     first = args[0] if args else None
     if op is torch.ops.aten._efficientzerotensor.default or (isinstance(first, FakeTensor) and is_zero_tensor(first)):
         # what PyTorch keeps of a call forgets that such zeros, and views of them, have no memory
