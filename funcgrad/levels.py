@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from . import refusals
-from .torch_private.levels import dual_parts, innermost_transform, outside_transforms
+from .torch_private.levels import BelowLevel, dual_parts, innermost_transform, outside_transforms, wrapping_level
 from .torch_private.tensors import is_tracked_wrapper, is_transform_wrapper, wrapped_value
 
 _level: ContextVar[int] = ContextVar("funcgrad_level", default=-1)
@@ -42,14 +42,24 @@ def below_levels(value: Tensor) -> Tensor | None:
     return value
 
 
+def is_below(tensor: Tensor) -> bool:
+    """Whether a tensor is none of a level of derivatives that runs innermost, nor of one around it up to the next
+    vmap: it belongs to that vmap, or to no level."""
+    return not (is_transform_wrapper(tensor) and is_tracked_wrapper(tensor))
+
+
 def write_below(target: Tensor, value: Tensor) -> None:
-    """Write the numbers of a value into a tensor that belongs to no level: a buffer under a gradient transform,
-    which eager torch.func refuses. Raises ``MutationError`` where they are others in each sample of a batch."""
-    while is_transform_wrapper(value):
+    """Write the numbers of a value into a tensor that ``is_below``: a buffer under a gradient transform, which eager
+    torch.func refuses. Raises ``MutationError`` where they are others in each sample of a batch, and it is one for
+    all."""
+    level = wrapping_level(target)
+    while is_transform_wrapper(value) and wrapping_level(value) != level:
         if not is_tracked_wrapper(value):
             raise refusals.SHARED_BY_SAMPLES()
         value = wrapped_value(value)
-    with outside_transforms():
+    with contextlib.ExitStack() as below:
+        while innermost_transform()[1] > level:
+            below.enter_context(BelowLevel())
         target.detach().copy_(value.detach())
 
 

@@ -13,7 +13,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from .autograd_state import bump_version
+from .autograd_state import bump_version, view_base
 from .slots import Slot, inner_slot
 from .torch_private.autograd import below_autograd
 from .torch_private.functional import FunctionalTensor
@@ -111,13 +111,14 @@ class _Overwrite(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, target: Tensor, source: Tensor) -> Tensor:
         ctx.mark_dirty(target)
+        ctx.of_part = view_base(target) is not None
         _copy_inner(target, source)
-        bump_version(target)
         return target
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:  # type: ignore[override]
-        return None, gradient
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor]:  # type: ignore[override]
+        # without one for a view, none would come to the rest of what that is a view of
+        return torch.zeros_like(gradient) if ctx.of_part else None, gradient
 
 
 def overwrite(target: Tensor, source: Tensor, how: HowWritten = "plain") -> None:

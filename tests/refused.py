@@ -932,8 +932,8 @@ row(
     "other memory of a subclass",
     memory.MEMORY_OF_OTHER_CLASS,
     lambda x, y: (setattr(x, "data", y), x.a * 2)[1],
-    lambda: (pair(), pair()),
-    fixed=lambda x, y: y.a * 2,
+    lambda: (pair(), torch.ones(2, 3)),
+    fixed=lambda x, y: y * 2,
 )
 row(
     "set_ that is tracked, twice",
@@ -1847,13 +1847,25 @@ class Unequal(TwoTensor):
         return Unequal(inner["a"], inner["b"])
 
 
+class Stiff(TwoTensor):
+    """Of which ``t_`` does nothing."""
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, meta: Any, outer_size: Any, outer_stride: Any) -> Any:
+        return Stiff(inner["a"], inner["b"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0] if func is torch.ops.aten.t_.default else super().__torch_dispatch__(func, types, args, kwargs)
+
+
 row(
-    "sizes of a subclass in place",
-    memory.RESTRIDES_NO_PLAIN,
+    "sizes of a subclass in place, which its class does not change",
+    memory.RESTRIDES_ITS_OWN_WAY,
     lambda x: x.t_().a + 1,
-    lambda: (pair(),),
+    lambda: (Stiff(torch.ones(2, 3), torch.zeros(2, 3)),),
     fixed=lambda x: x.t().a + 1,
-    says="of a TwoTensor in place",
+    says="of a Stiff in place",
 )
 row(
     "a write to a subclass beside its inner tensor",
@@ -1864,12 +1876,12 @@ row(
     fixed_args=lambda: (lambda x: (x, x.a.clone()))(pair()),
 )
 row(
-    "a write to a view of a subclass",
-    memory.SUBCLASS_IS_VIEW,
+    "a write to one of several views of a subclass",
+    memory.WRITES_INTO_LEAF,
     lambda x: x.mul_(2).a * 1,
-    lambda: ((pair(True) * 1)[1:],),
+    lambda: ((pair(True) * 1).unbind()[0],),
     where="x",
-    fixed=lambda x: x.clone().mul_(2).a * 1,
+    fixed_args=lambda: ((pair(True) * 1).unbind()[0].clone(),),
 )
 row(
     "a gradient into an inner tensor",

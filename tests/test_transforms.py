@@ -390,11 +390,12 @@ def test_batch_norm_in_training_under_grad():
 
 
 BATCH_NORM, INSTANCE_NORM = lambda: nn.BatchNorm1d(3), lambda: nn.InstanceNorm1d(3, track_running_stats=True)
-"""The second writes to aliases: what ``jit`` makes of that is a graph, which vmap gives other statistics in each
-sample."""
 PER_SAMPLE = [
     lambda f: func.vmap(fg.grad_compiled(f)),
-    lambda f: fg.vmap_compiled(func.grad(f)),
+    lambda f, *dims: func.vmap(func.grad(jit(f)), *dims),
+    lambda f: func.vmap(lambda x: func.vjp(jit(f), x)[1](torch.ones((), dtype=F64))[0]),
+    lambda f: func.vmap(func.jacrev(jit(f))),
+    lambda f, *dims: fg.vmap_compiled(func.grad(f), *dims),
     lambda f: fg.vmap_compiled(func.grad(f), chunk_size=4),
     lambda f: lambda x: func.vmap(func.vmap(fg.grad_compiled(f)))(x[:, None]).squeeze(1),
     lambda f: jit(func.grad(lambda x: func.vmap(f)(x).sum())),
@@ -402,13 +403,8 @@ PER_SAMPLE = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("word", "make"),
-    [
-        *((word, make) for word in PER_SAMPLE for make in (BATCH_NORM, INSTANCE_NORM)),
-        (lambda f: func.vmap(func.grad(jit(f))), BATCH_NORM),
-    ],
-)
+@pytest.mark.parametrize("make", [BATCH_NORM, INSTANCE_NORM])
+@pytest.mark.parametrize("word", PER_SAMPLE)
 def test_running_statistics_are_written_once_a_call_from_the_whole_batch(word, make):
     """torch.func raises; the gradients are those of a module that keeps none."""
     net = make().double()
@@ -420,6 +416,43 @@ def test_running_statistics_are_written_once_a_call_from_the_whole_batch(word, m
         same(compiled(batch), of_samples(batch))
         twin(batch.flatten(0, 1))
         same(dict(net.named_buffers()), dict(twin.named_buffers()))
+
+
+@pytest.mark.parametrize("make", [BATCH_NORM, INSTANCE_NORM])
+@pytest.mark.parametrize("word", PER_SAMPLE[1:2] + PER_SAMPLE[4:5])
+def test_running_statistics_that_are_arguments(word, make):
+    """As ``functional_call`` takes them: all samples share them."""
+    net = make().double()
+    twin, buffers = copy.deepcopy(net), {name: b.clone() for name, b in net.named_buffers()}
+    batch = torch.randn(4, 5, 3, 6, dtype=F64)
+
+    def f(x, buffers):
+        return func.functional_call(net, buffers, (x,)).pow(3).sum()
+
+    for n in (4, 4, 3):
+        word(f, (0, None))(batch[:n], buffers)
+        twin(batch[:n].flatten(0, 1))
+        same(buffers, dict(twin.named_buffers()))
+
+
+@pytest.mark.parametrize("make", [BATCH_NORM, INSTANCE_NORM])
+@pytest.mark.parametrize("train", [True, False])
+def test_running_statistics_of_an_ensemble(make, train, recwarn):
+    """Each model has its own. Under jvp inside of vmap, they belong to the vmap."""
+    nets = [make().double().train(train) for _ in range(3)]
+    (_, buffers), batch = func.stack_module_state(nets), torch.randn(3, 5, 3, 6, dtype=F64)
+
+    def f(x, buffers):
+        return func.functional_call(nets[0], buffers, (x,)).pow(3).sum()
+
+    wanted, found = ({name: b.clone() for name, b in buffers.items()} for _ in range(2))
+    for _ in range(2):
+        same(func.vmap(func.grad(jit(f)))(batch, found), func.vmap(func.grad(f))(batch, wanted))
+        same(found, wanted)
+    func.vmap(lambda x, b: func.jvp(lambda x: jit(f)(x, b), (x,), (x,)))(batch, found)
+    func.vmap(f)(batch, wanted)
+    same(found, wanted)
+    assert not [w for w in recwarn if "batching rule" in str(w.message)]
 
 
 @pytest.mark.parametrize("word", [fg.jacrev_compiled, lambda f: jit(func.jacrev(f)), fg.hessian_compiled])

@@ -343,8 +343,9 @@ def refuse_inner_tensors(
         change = changes.get(slot, Change())
         if slot in tangled and (change.data or change.in_backward):
             raise refusals.SUBCLASS_SHARES_MEMORY(slot, tangled[slot], where=str(slot))
-        if slot in subclasses and change.data == "tracked" and view_base(tensor) is not None:
-            raise refusals.SUBCLASS_IS_VIEW(slot, where=str(slot))
+        forbidden = view_base(tensor) is not None and creation_meta(tensor).name != "DEFAULT"
+        if slot in subclasses and change.data == "tracked" and forbidden:
+            raise refusals.WRITES_INTO_LEAF(where=str(slot))
     inner_of = {id(inner): slot for slot, own in subclasses.items() for inner in own.inner}
     plain = {id(mirrored[id(t)].seen): slot for slot, t in named if slot not in subclasses}
     for leaf, output in zip(leaves, outputs, strict=True):
@@ -354,9 +355,8 @@ def refuse_inner_tensors(
             raise refusals.GRADIENT_INTO_INNER(output.path, where=f"out{output.path}")
         known = inner_of if not is_wrapper_subclass(leaf) else inner_of | plain
         roots = [lineage.path(inner, lambda t: id(t) in known, True)[0] for inner in inner_tensors(leaf)]  # noqa: B023
-        shared = [
-            known[id(root)] for root in roots if id(root) in known and changes.get(known[id(root)], Change()).data
-        ]
+        changed = {slot for slot, change in changes.items() if change.data or (change.restrides and slot in subclasses)}
+        shared = [known[id(root)] for root in roots if id(root) in known and known[id(root)] in changed]
         # else it is taken again, of the caller's tensor
         if shared and (output.view is None or isinstance(output.view.of, Base)):
             raise refusals.RETURNS_OVER_INNER(shared[0], output.path, where=f"out{output.path}")

@@ -22,7 +22,6 @@ from ..torch_private.autograd import is_of_level, running_node, running_node_nam
 from ..torch_private.fakes import FakeTensor
 from ..torch_private.functional import (
     TRACER_SLOT,
-    FunctionalTensor,
     NoReplays,
     from_functional,
     functionalising,
@@ -271,7 +270,7 @@ class Lifter(TorchFunctionMode):
             switch(self._trace, original, args[0], on)
         if getattr(func, "__self__", None) is Tensor.data and func.__name__ == "__set__":
             return give_data(self._trace, original, *args)
-        if func in GIVES and isinstance(args[0], FunctionalTensor):
+        if func in GIVES and is_traced(args[0]):
             return GIVES[func](self._trace, original, *args, **kwargs)
         if func in READS and (found := self._trace.reads.read(func, *args, **kwargs)) is not NotImplemented:
             return found

@@ -17,7 +17,7 @@ from ..torch_private.levels import outside_transforms, transform_active, unbatch
 from ..torch_private.tensors import is_tracked_wrapper, is_transform_wrapper, wrapped_value
 
 
-def _whole_batch(input: Tensor) -> tuple[Tensor, bool]:
+def whole_batch(input: Tensor) -> tuple[Tensor, bool]:
     """The samples of all vmaps as one batch ``(N, C, ...)``, outside of all levels; and whether there is any vmap."""
     n_mapped = 0
     while is_transform_wrapper(input):
@@ -47,7 +47,7 @@ def _of_the_whole_batch(normalise: Callable[..., Tensor], trains: bool) -> Calla
         running = running_mean, running_var
         shared = [below_levels(r) for r in running if r is not None]
         if training and transform_active() and shared and all(r is not None for r in shared):
-            whole, is_mapped = _whole_batch(input)
+            whole, is_mapped = whole_batch(input)
             if is_mapped:
                 with outside_transforms(), torch.no_grad():
                     normalise(whole, *shared, None, None, True, *rest, **more)

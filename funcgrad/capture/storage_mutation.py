@@ -16,14 +16,16 @@ from torch import SymInt, Tensor
 
 from .. import refusals
 from ..autograd_state import bump_version, is_stale, version_of, with_history_of, without_derivative
+from ..errors import FuncgradError
 from ..graphs import type_text
 from ..state.lines import user_line
-from ..subclasses import is_traced
+from ..subclasses import Wrapping, inner_tensors, is_traced, with_inner
 from ..torch_private.autograd import creation_meta, set_creation_meta
 from ..torch_private.fakes import without_modes
 from ..torch_private.functional import FunctionalTensor, from_functional
 from ..torch_private.modes import without_function_modes
 from ..torch_private.operators import without_overload
+from ..torch_private.tensors import is_wrapper_subclass
 from ..trees import flatten
 from .torch_patches import set_
 from .trace import Trace
@@ -35,6 +37,8 @@ def give_data(trace: Trace, original: Any, tensor: Tensor, value: Any, how: HowG
     """``tensor``, which stands for ``original``, is given the memory of ``value``; it keeps its history."""
     if how == "data" and (value is tensor or _looks_the_same(trace, value, tensor)):
         return  # x.data = x; x.data += y
+    if how == "data" and is_wrapper_subclass(tensor) and _kind_of(tensor) == _kind_of(value):
+        return  # a wrapper has no data of its own: it keeps its inner tensors
     if not (
         isinstance(tensor, FunctionalTensor) and isinstance(value, FunctionalTensor) and tensor.device == value.device
     ):
@@ -63,6 +67,10 @@ def give_data(trace: Trace, original: Any, tensor: Tensor, value: Any, how: HowG
         if tensor._is_view() or any(view._is_view() for view in trace.lineage.views_of(tensor)):
             trace.forgotten.parted(tensor, by, trace.lineage.version_taken(tensor), f"a tensor {type_text(tensor)}")
     trace.writes.spread_versions()
+
+
+def _kind_of(tensor: Tensor) -> Any:
+    return type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 def _looks_the_same(trace: Trace, value: Any, tensor: Any) -> bool:
@@ -178,10 +186,6 @@ def restride(trace: Trace, func: Any, original: Any, args: list[Any], kwargs: di
     it.
     """
     tensor = args[0]
-    if not isinstance(tensor, FunctionalTensor):
-        raise refusals.RESTRIDES_NO_PLAIN(
-            type(tensor).__name__, func.__name__, func.__name__.removesuffix("_"), where=user_line()
-        )
     own = original if is_traced(original) else trace.lift(original)
     if _looks_as_it_did(func, *args, **kwargs):
         bump_version(tensor)
@@ -190,17 +194,12 @@ def restride(trace: Trace, func: Any, original: Any, args: list[Any], kwargs: di
     if trace.lineage.is_switched_on(tensor):
         raise refusals.VIEW_SWITCHED_AND_RESTRIDED(where=user_line())
     first = trace.graph is None  # in later runs, it may be changed
-    if first and func is Tensor.detach_:
-        if own._is_view():
-            return func(own)  # type: ignore[no-any-return] # raises
-    elif first and torch.is_grad_enabled():  # where not, autograd does not look
-        probe = tensor.view_as(tensor)
-        if probe._is_view() and tensor._is_view():
-            set_creation_meta(probe, creation_meta(tensor))
-        # raises where the tensor itself may not be changed; the memory of a stand-in ends where it does
-        func(probe, *((probe.shape, probe.stride()) if func is Tensor.as_strided_ else args[1:]), **kwargs)
+    if first and func is Tensor.detach_ and own._is_view():
+        return func(own)  # type: ignore[no-any-return] # raises
     # autograd lets nobody read it from now on
     forbidden = tensor._is_view() and creation_meta(tensor).name != "DEFAULT"
+    if first:
+        _require_allowed(func, tensor, *args[1:], **kwargs)
     with torch.set_grad_enabled(not forbidden or torch.is_grad_enabled()):
         by = RESTRIDES[func](*args, **kwargs)
     if by is not tensor:
@@ -210,10 +209,43 @@ def restride(trace: Trace, func: Any, original: Any, args: list[Any], kwargs: di
             real, views = trace.reals.get(id(own), own), functools.partial(trace.lineage.views_of, own)
             trace.forgotten.restrided(func, real, own, tensor, by, views)
         trace.lineage.replace(own, by, torch.is_grad_enabled())
+        for inner, now in zip(with_inner(own)[1:], with_inner(by)[1:], strict=True):
+            if now is not inner and trace.lineage.source(now) is None:
+                raise _its_own_way(func, tensor)  # it copies
+            if now is not inner:
+                trace.lineage.replace(inner, now, torch.is_grad_enabled())
     if func is not Tensor.detach_:
         bump_version(tensor)
         trace.writes.spread_versions()
     return original  # type: ignore[no-any-return]
+
+
+def _require_allowed(func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> None:
+    """Raises where a tensor may not be changed so: as eager PyTorch, or where the class of a wrapper subclass makes of
+    it something else than the view that is to stand for it."""
+    is_wrapper = is_wrapper_subclass(tensor)
+    if func is Tensor.detach_ or not (torch.is_grad_enabled() or is_wrapper):
+        return  # autograd does not look
+    probe = tensor.view_as(tensor)
+    if probe._is_view() and tensor._is_view():
+        set_creation_meta(probe, creation_meta(tensor))
+    # the memory of a stand-in ends where it does
+    in_place = func is Tensor.as_strided_ and not is_wrapper
+    func(probe, *((probe.shape, probe.stride()) if in_place else args), **kwargs)
+    if is_wrapper and _looks_of(probe) != _looks_of(RESTRIDES[func](tensor, *args, **kwargs)):
+        raise _its_own_way(func, tensor)
+
+
+def _its_own_way(func: Any, tensor: Tensor) -> FuncgradError:
+    return refusals.RESTRIDES_ITS_OWN_WAY(
+        type(tensor).__name__, func.__name__, func.__name__.removesuffix("_"), where=user_line()
+    )
+
+
+def _looks_of(tensor: Tensor) -> Any:
+    """What there is to see of a tensor without its values: its sizes, and those of what it is made of."""
+    own = [(t, t.__tensor_flatten__()[1] if is_wrapper_subclass(t) else None) for t in with_inner(tensor)]  # type: ignore[attr-defined]
+    return [(type(t), t.shape, t.stride(), t.storage_offset(), context) for t, context in own]
 
 
 def _looks_as_it_did(func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> bool:
@@ -221,8 +253,9 @@ def _looks_as_it_did(func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> bo
     does not follow it: it counts as a write, and changes nothing."""
     if func is Tensor.detach_ or (torch.is_grad_enabled() and tensor.requires_grad):
         return False
-    own = from_functional(tensor)
+    wrapping, fakes = Wrapping.of(tensor), [from_functional(inner) for inner in inner_tensors(tensor)]
     with without_modes(), without_function_modes(), torch.no_grad():
+        own = fakes[0] if wrapping is None else wrapping.build(iter(fakes))
         by = RESTRIDES[func](own, *args, **kwargs)
     return bool((by.shape, by.stride(), by.storage_offset()) == (own.shape, own.stride(), own.storage_offset()))
 

@@ -21,8 +21,8 @@ from ..capture.facts import Facts
 from ..capture.inputs import Inputs, read_all
 from ..capture.memory import BaseOf
 from ..joint import Joint
+from ..levels import is_below
 from ..slots import Final, Signature, Slot
-from ..torch_private.tensors import is_transform_wrapper
 from .ambient import grad_mode, no_autocast, untracked
 from .dedupe import dedupe
 from .effects import CopyBack, Drawn, Effect
@@ -114,8 +114,9 @@ def writing_at_level(layers: tuple[Layer, ...], reals: Mapping[Any, Tensor], lev
             return effect
         if level < 0:
             return evolve(effect, by="copy_" if effect.how == "unversioned" or effect.is_subclass else "write_dual")
-        is_below = effect.target in reals and not is_transform_wrapper(reals[effect.target])
-        return evolve(effect, by="write_below" if is_below else "copy_")
+        return evolve(
+            effect, by="write_below" if effect.target in reals and is_below(reals[effect.target]) else "copy_"
+        )
 
     return tuple(evolve(layer, effects=tuple(map(at_level, layer.effects))) for layer in layers)
 

@@ -102,11 +102,6 @@ SUBCLASS_SHARES_MEMORY = Refusal(
     "the function writes to {0}, which shares memory with {1}, and one of them is a tensor subclass",
     "pass tensors that share no memory: a clone",
 )
-SUBCLASS_IS_VIEW = Refusal(
-    AliasContractError,
-    "the function writes to {0}, a tensor subclass that is a view",
-    "pass what it is a view of, or a clone",
-)
 RETURNS_OVER_INNER = Refusal(
     AliasContractError,
     "the function writes to {0} and returns a tensor over its inner memory (out{1})",
@@ -290,9 +285,9 @@ MEMORY_OF_STALE_VIEW = Refusal(
     "written to",
     "use the other tensor itself",
 )
-RESTRIDES_NO_PLAIN = Refusal(
+RESTRIDES_ITS_OWN_WAY = Refusal(
     MutationError,
-    "the function changes the sizes or the history of a {0} in place ({1})",
+    "the function changes the sizes of a {0} in place ({1}), which that class does otherwise than it takes such a view",
     "take the view instead: x.{2}()",
 )
 VIEW_SWITCHED_AND_RESTRIDED = Refusal(

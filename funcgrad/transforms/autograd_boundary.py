@@ -46,6 +46,8 @@ from ..torch_private.operators import generator_id
 from .definition import Pullback, name_of
 from .pure import Pure, require_repeatable
 
+_BATCH_NORM = torch.ops.aten._native_batch_norm_legit_functional.default
+
 
 def _over_saved(forward: Graph) -> set[Slot]:
     """The outputs that look at memory of what is saved, and are not what is saved: autograd does not know that they
@@ -274,7 +276,7 @@ def _viewed(node: fx.Node) -> fx.Node:
 
 def _unread(node: fx.Node) -> list[Any]:
     """Arguments that only what an op returns in their place depends on: the running statistics, in training."""
-    in_training = node.target is torch.ops.aten._native_batch_norm_legit_functional.default and node.args[5]
+    in_training = node.target is _BATCH_NORM and node.args[5]
     return [node.args[i] for i in (3, 4)] if in_training else []
 
 
@@ -300,7 +302,12 @@ def pure_of(found: CapturedCall, made: Executable) -> Pure:
     whole = restrict(graphs[0], [slot for slot in graphs[0].signature.outs if not isinstance(slot, Saved)])
     draws = _draws(whole, inner)
     halves, passes = None, None
-    if len(graphs) == 2 and not joint.wrappings and _exchange_values_alone(*graphs):
+    if (
+        len(graphs) == 2
+        and not joint.wrappings
+        and _exchange_values_alone(*graphs)
+        and not any(map(_averages_instances, graphs[0].fx.nodes))
+    ):
         passes = evolve(traced := _passes(made), graph=_at_level(traced.graph))
         halves = graphs[0], _at_level(graphs[1])
     autocast = found.key.ambient.autocast
@@ -315,6 +322,14 @@ def pure_of(found: CapturedCall, made: Executable) -> Pure:
         halves=halves,
         passes=passes,
     )
+
+
+def _averages_instances(node: fx.Node) -> bool:
+    """Whether a call is that of an instance norm whose running statistics are averages of those of all instances.
+    Under vmap, the function itself says what these are (``running_statistics.py``); of one batch, a graph would make
+    the batch's own."""
+    running: Any = node.args[3] if node.target is _BATCH_NORM else None
+    return isinstance(running, fx.Node) and running.target is torch.ops.aten.repeat.default
 
 
 def _at_level(backward: Graph) -> Graph:

@@ -12,9 +12,11 @@ from torch import Tensor
 
 from .. import control_flow
 from ..capture.control_flow import Choice, Scan, While, apply
+from ..capture.running_statistics import whole_batch
 from ..capture.trace import Trace, active_trace
 from ..graphs import Graph
-from ..torch_private.levels import dual_parts
+from ..levels import below_levels
+from ..torch_private.levels import dual_parts, outside_transforms
 from ..torch_private.operators import decomposed
 from ..torch_private.tensors import is_tracked_wrapper, is_transform_wrapper, wrapped_value
 
@@ -99,6 +101,42 @@ def _with_derivative(op: Any) -> Callable[..., Any]:
     return call
 
 
+def _batch_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, ...]:
+    """Of samples that share running statistics, these are updated once, from the whole batch (``running_statistics``
+    says so of the function itself)."""
+    running = running_mean, running_var
+    if not training:
+        return *_batch_norm_in_evaluation(input, weight, bias, *running, momentum, eps), *running
+    out, *saved = aten._native_batch_norm_legit.no_stats(input, weight, bias, True, momentum, eps)
+    shared = [below_levels(r) for r in running]
+    whole, is_mapped = whole_batch(input)
+    if is_mapped and all(r is not None for r in shared):
+        with outside_transforms(), torch.no_grad():
+            after = aten._native_batch_norm_legit_functional(whole, None, None, *shared, True, momentum, eps)[-2:]
+        return out, *saved, *after
+    var, mean = torch.var_mean(input, [0, *range(2, input.dim())])
+    return (
+        out,
+        *saved,
+        *(torch.lerp(old, new.to(old.dtype), momentum) for old, new in zip(running, (mean, var), strict=True)),
+    )
+
+
+def _batch_norm_in_evaluation(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, momentum: float, eps: float
+) -> tuple[Tensor, ...]:
+    return torch.native_batch_norm(input, weight, bias, mean, var, False, momentum, eps)
+
+
 _WITHOUT_DERIVATIVE = (
     aten.hardsigmoid_backward.default,
     aten.huber_loss_backward.default,
@@ -116,6 +154,8 @@ tangents."""
 
 MAPPED: Mapping[Any, Any] = {
     **{op: _with_derivative(op) for op in _WITHOUT_DERIVATIVE},
+    aten._native_batch_norm_legit_functional.default: _batch_norm,
+    aten._native_batch_norm_legit_no_training.default: _batch_norm_in_evaluation,
     aten.as_strided_scatter.default: _as_strided_put,
     aten.copy.default: _copied,
     aten.fill.Scalar: _filled,
