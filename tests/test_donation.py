@@ -7,6 +7,11 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from closeness import assert_rounded
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_fusion import programs
+from test_fusion import step as random_step
 
 import funcgrad as fg
 from funcgrad.torch_private.tensors import host_allocations
@@ -265,3 +270,27 @@ def test_reading_what_was_donated_is_an_error_by_name():
             read()
         assert isinstance(raised.value, RuntimeError)
         assert "clone()" in raised.value.fix
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@settings(max_examples=10)
+@given(programs(), st.integers(1, 4))
+def test_the_same_numbers_with_and_without(backend, program, n_results):
+    """Whatever is computed, in however many results; and what is not taken is what it was."""
+    shape, steps = program
+
+    def f(a, b):
+        stack = [a, b]
+        for one in steps:
+            new = random_step(stack, *one)
+            if new.numel() < 20_000:
+                stack.append(new)
+        return stack[2:][-n_results:]
+
+    torch.manual_seed(0)
+    before = torch.randn(shape, dtype=torch.float64), torch.randn(shape, dtype=torch.float64)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", fg.DonationWarning)
+        args = [t.clone() for t in before]
+        assert_rounded(fg.jit(f, backend=backend, donate_argnums=(0, 1))(*args), f(*before))
+        assert all(was.equal(t) for was, t in zip(before, args, strict=True) if type(t) is torch.Tensor)
