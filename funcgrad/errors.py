@@ -170,6 +170,11 @@ class RetraceError(FuncgradError, RuntimeError):
     """A call inside ``fg.no_retrace()`` would have compiled; the message says which part of the key differed."""
 
 
+class DonationError(FuncgradError, RuntimeError):
+    """A tensor is read whose memory a call was given (``donate_argnums``); or, under ``donate="strict"``, a call could
+    not make use of one that it was given."""
+
+
 class CacheTrustError(FuncgradError, RuntimeError):
     """The cache directory is not safe to read programs from: others may write to it."""
 
@@ -209,6 +214,10 @@ class LargeBaseWarning(UserWarning):
 
 class UncompiledBackwardWarning(UserWarning):
     """A backward pass inside ``fg.compiled_autograd()`` cannot be traced: it runs statement by statement, as it is."""
+
+
+class DonationWarning(UserWarning):
+    """A call was given tensors (``donate_argnums``) whose memory it could not make use of."""
 
 
 class MissingCompilerWarning(UserWarning):

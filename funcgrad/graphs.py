@@ -71,6 +71,8 @@ class Graph(Shown):
     handed_over: frozenset[str] = frozenset()
     """The placeholders of a boxed graph whose memory was made for it alone: a program may write there, if nobody
     holds it when it runs."""
+    donated: frozenset[str] = frozenset()
+    """The placeholders whose memory nobody else reads, in any call: a program may write there."""
 
     @property
     def placeholders(self) -> list[Node]:

@@ -144,6 +144,9 @@ class Joint(Shown):
     """Where in the caller's code guards were made."""
     reads: tuple[Read, ...] = ()
     """What Python read of values: checks in the graph say by its number which of them is another now."""
+    donated: Mapping[Slot, str] = {}
+    """The inputs whose memory the caller gives away (``donate_argnums``), each with why it cannot be taken; nothing
+    where it may be."""
 
     @staticmethod
     def of(graph: Graph, is_split: bool = False) -> Joint:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import platformdirs
-from attrs import field, fields, frozen
+from attrs import evolve, field, fields, frozen
 
 from .checkpoint_policies import policy_of
 from .errors import OptionError
@@ -22,6 +22,7 @@ from .errors import OptionError
 Randomness = Literal["eager", "philox"]
 Numerics = Literal["fast", "eager"]
 Reading = Literal["guard", "error"]
+Donating = Literal["warn", "strict"]
 
 
 def _positions(value: int | Iterable[int]) -> tuple[int, ...]:
@@ -108,7 +109,11 @@ class Options:
     at a time, forward and backward together, above what is there before, results included: an int, a text like
     ``"2GiB"``, or, as a float up to 1, a fraction of what it would be if everything were saved that autograd saves.
     What does not fit is computed again. ``PartitionError`` where nothing keeps the budget. ``None``: whatever is
-    fastest. donate_argnums: reserved; any other value than the default raises ``OptionError``.
+    fastest. donate_argnums: positions of positional arguments whose tensors are given away, as in JAX: results and
+    intermediates may take their memory, and what is left of them raises ``DonationError`` when it is read. A tensor
+    that somebody else can still read (a view, a graph of autograd, a NumPy array) is kept. Where a tensor could not be
+    made use of, donate ``"warn"``s once, ``"strict"`` raises; the call that is inside another one's trace, or under
+    a transform of torch.func, donates nothing.
 
     Raises ``OptionError`` for an unknown value.
     """
@@ -120,6 +125,7 @@ class Options:
     backward_autocast: BackwardAutocast = field(default=None, converter=_autocasts)
     static_argnums: tuple[int, ...] = field(default=(), converter=_positions)
     donate_argnums: tuple[int, ...] = field(default=(), converter=_positions)
+    donate: Donating = "warn"
     rng: Randomness = "eager"
     numerics: Numerics = "fast"
     reads: Reading = "guard"
@@ -138,16 +144,17 @@ class Options:
         if not isinstance(self.backward_autocast, tuple):
             _check("backward_autocast", self.backward_autocast, now=(None, "off", "same_as_forward"))
         policy_of(self.policy)
-        _check("donate_argnums", self.donate_argnums, now=((),), rest_is_later=True)
+        _check("donate", self.donate, now=("warn", "strict"))
+
+    @property
+    def of_derived(self) -> Options:
+        """Those of a function that is made of this one's, which takes other arguments."""
+        return evolve(self, static_argnums=(), donate_argnums=())
 
 
-def _check(
-    name: str, value: Any, *, now: tuple[Any, ...], later: tuple[Any, ...] = (), rest_is_later: bool = False
-) -> None:
+def _check(name: str, value: Any, *, now: tuple[Any, ...]) -> None:
     if any(value is v or (type(value) is type(v) and value == v) for v in now):
         return
-    if rest_is_later or any(value is v or (type(value) is type(v) and value == v) for v in later):
-        raise OptionError(f"{name}={value!r} is not available in this version", fix=f"use {name}={now[0]!r}")
     raise OptionError(f"{name}={value!r} is not a value of this option", fix=f"use one of {', '.join(map(repr, now))}")
 
 

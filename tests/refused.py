@@ -196,6 +196,36 @@ mistake(
     where=None,
 )
 mistake(
+    "donate_argnums out of range",
+    ARGUMENT,
+    "donate_argnums names position 1",
+    lambda x: x * 2,
+    lambda: (torch.ones(3),),
+    options={"donate_argnums": 1},
+    fixed_options={"donate_argnums": ()},
+    where=None,
+)
+mistake(
+    "a position that is static and donated",
+    ARGUMENT,
+    "both name position 1",
+    lambda x, n: x * n,
+    lambda: (torch.ones(3), 2),
+    options={"donate_argnums": 1, "static_argnums": -1},
+    fixed_options={"static_argnums": -1},
+    where=None,
+)
+mistake(
+    "a donation without use",
+    fg.DonationError,
+    "no result",
+    lambda x: x.sum(),
+    lambda: (torch.ones(300),),
+    options={"donate_argnums": 0, "donate": "strict"},
+    fixed_options={},
+    where="x",
+)
+mistake(
     "a NumPy array",
     ARGUMENT,
     "NumPy ndarray",
@@ -349,6 +379,8 @@ option("memory_budget", "much", "512MiB", "memory_budget='much'")
 option("backward_autocast", [1], [{"device_type": "cpu", "dtype": torch.bfloat16}], "backward_autocast=")
 option("policy", "dots", "dots_saveable", "policy='dots'")
 option("static_argnums", "x", (), "names no positions")
+option("donate_argnums", "x", (), "names no positions")
+option("donate", "always", "strict", "donate='always'")
 mistake(
     "an option that is none",
     fg.OptionError,
@@ -2064,7 +2096,6 @@ row(
     fixed=lambda x: x * 1,
     says="sets the gradient",
 )
-option("donate_argnums", (0,), (), "not available in this version")
 
 
 # ── retraces, budgets, builds, graphs ────────────────────────────────────────────────────────────────────────────

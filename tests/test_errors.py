@@ -806,16 +806,6 @@ def test_option_value_that_does_not_exist(name, value, known):
     fails(fg.OptionError, ValueError, lambda: fg.Options(**{name: value}))
 
 
-@pytest.mark.parametrize(("name", "value"), [("donate_argnums", 0)])
-def test_option_that_is_not_available_yet(name, value):
-    """Refused by name, never accepted and ignored. A version that carries it out moves it from here to a test of
-    what it does."""
-    error = fails(
-        fg.OptionError, ValueError, lambda: fg.jit(scalar, **{name: value}), name, "not available in this version"
-    )
-    assert f"use {name}=" in error.fix
-
-
 @pytest.mark.parametrize("value", ["a lot", "2 GiBi", -1, 0.0, 1.5, True])
 def test_memory_budget_that_is_none(value):
     error = fails(fg.OptionError, ValueError, lambda: fg.jit(scalar, memory_budget=value), f"memory_budget={value!r}")
@@ -1154,6 +1144,7 @@ NOT_IN_THE_TABLE = {
     "{statement.name} gave {now}, and gave": "test_engine.py",
     "and was to return (": "test_executable.py",
     "is an opaque call, which runs once": "test_executable.py",
+    "a tensor is read that was donated": "test_donation.py",
     "GraphError": "a defect: what a stage promises another does not hold (test_graph_that_breaks_a_promise and its "
     "siblings make some)",
     "VerificationError": "a defect: a program computes what eager PyTorch does not",

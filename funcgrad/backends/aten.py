@@ -22,6 +22,7 @@ from ..errors import GraphError
 from ..graph_primitives import NumberAsSize, Opaque, Sized, scalar, size
 from ..graphs import (
     Graph,
+    has_effect,
     is_expanded,
     is_getitem,
     is_random,
@@ -64,11 +65,14 @@ class AtenBackend:
         graph = kernels.graph
         nodes = [extern.node for extern in kernels.steps if isinstance(extern, Extern)]
         lasting = {r for r in (*graph.results, *graph.fx.find_nodes(op="get_attr")) if isinstance(r, fx.Node)}
-        lives = Lifetimes.of([(*node.all_input_nodes, node) for node in nodes], lasting)
+        donated = [n for n in graph.placeholders if n.name in graph.donated]
+        # what raises leaves what it was given as it was
+        uses = [(*n.all_input_nodes, n, *(donated if has_effect(n) else ())) for n in nodes]
+        lives = Lifetimes.of(uses, lasting)
         sharers = _sharers(graph)
         steps: list[Step] = []
         for node, dead in zip(nodes, lives.dying, strict=True):
-            into = next((d for d in dead if _can_write_into(d, node, sharers)), None)
+            into = next((d for d in dead if _can_write_into(d, node, sharers, graph.donated)), None)
             steps.append(Call(node, into, whole=given_whole(node)))
             gone = tuple(d.name for d in dead if d is not into)
             if gone:
@@ -104,7 +108,7 @@ def _sharers(graph: Graph) -> dict[int, list[fx.Node]]:
     return sharers
 
 
-def _can_write_into(dying: fx.Node, node: fx.Node, sharers: dict[int, list[fx.Node]]) -> bool:
+def _can_write_into(dying: fx.Node, node: fx.Node, sharers: dict[int, list[fx.Node]], donated: Collection[str]) -> bool:
     """Whether ``node`` may write its result over ``dying``.
 
     It is the first operand of an op that has an in-place form, looks exactly like the result, is memory of this
@@ -125,7 +129,8 @@ def _can_write_into(dying: fx.Node, node: fx.Node, sharers: dict[int, list[fx.No
     (memory,) = storages(dying)
     # a custom operator may return its own input, whatever its fake says
     maker = dying.all_input_nodes[0] if is_getitem(dying) else dying
-    return sharers[memory] == [dying] and is_operator(maker.target) and is_torchs_own(maker.target)
+    is_own = is_operator(maker.target) and is_torchs_own(maker.target)
+    return sharers[memory] == [dying] and (is_own or dying.name in donated)
 
 
 def _may_return(user: fx.Node) -> bool:

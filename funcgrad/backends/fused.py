@@ -172,7 +172,10 @@ def _scheduled(kernels: Kernels, stack: int, keeps: bool) -> tuple[Schedule, Seq
     stacks = {whole.name for whole, _ in parts.values()}
     launched = in_place.take_over(graph, launched, stacks | parts.keys(), keeps)
     launched = [s for s in launched if isinstance(s, Launch) or s.node.name not in stacks]
-    steps = list(as_read(graph, list(_with_memory(graph, launched, parts, stack))))
+    donated = dict[str, str]()
+    if graph.donated:
+        launched, donated = in_place.into_donated(graph, launched, stacks | parts.keys())
+    steps = list(as_read(graph, list(_with_memory(graph, launched, parts, stack, donated))))
     return Schedule(kernels.graph, tuple(_with_frees(kernels.graph, steps))), steps
 
 
@@ -310,9 +313,14 @@ def _launched(kernels: Kernels) -> Iterable[Extern | Launch]:
 
 
 def _with_memory(
-    graph: Graph, steps: Sequence[Extern | Launch], parts: Mapping[str, Part], stack: int
+    graph: Graph,
+    steps: Sequence[Extern | Launch],
+    parts: Mapping[str, Part],
+    stack: int,
+    donated: Mapping[str, str],
 ) -> Iterable[Call | Allocate | Launch]:
-    """Calls and launches, and before each the views and the memory it needs."""
+    """Calls and launches, and before each the views and the memory it needs. ``donated``: the inputs in whose memory
+    results lie, by their names."""
     externs = {s.node for s in steps if isinstance(s, Extern)}
     by_name = {n.name: n for n in graph.fx.nodes}
     arenas = (i for i in itertools.count() if f"arena{i}" not in by_name)
@@ -325,7 +333,7 @@ def _with_memory(
     def made(b: Buffer) -> Iterable[Allocate]:
         whole, at = parts.get(b.name, (None, 0))
         if whole is None:
-            yield Allocate(b)
+            yield Allocate(b, donated.get(b.name))
             return
         if whole not in begun:
             begun.add(whole)
@@ -380,6 +388,8 @@ def _with_frees(graph: Graph, steps: Iterable[Step]) -> Iterable[Step]:
 def _names(graph: Graph, step: Step) -> Iterable[str]:
     if isinstance(step, Call):
         return [n.name for n in (*step.node.all_input_nodes, step.node) if n.op != "get_attr"]
+    if isinstance(step, Allocate):
+        return [step.over] if step.over in graph.donated else []
     if not isinstance(step, Launch):
         return []
     # where a check fails, all is computed once more

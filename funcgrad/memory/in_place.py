@@ -14,9 +14,9 @@ from attrs import evolve
 from torch import Tensor, fx
 
 from ..graph_primitives import again
-from ..graphs import Graph, Place, device_of, is_view, storage_map, value_of
+from ..graphs import Graph, Place, device_of, has_effect, is_view, storage_map, value_of
 from ..lifetimes import Lifetimes
-from ..loops.in_place import places
+from ..loops.in_place import is_dense, places
 from ..loops.ir import Buffer, Kernel
 from ..loops.verify import verify
 from ..symbolic.sizes import plain
@@ -47,7 +47,8 @@ def _kernels(places_of: _Places, i: int, launch: Launch, fixed: Container[str], 
     for dead, kernel in zip(dying, launch.kernels, strict=True):
         over: dict[str, str] = {}
         for written, fitting in (places(kernel, keeps) if dead else {}).items():
-            for b in () if written in fixed else fitting:
+            # what is donated is taken first
+            for b in () if written in fixed else sorted(fitting, key=lambda b: not places_of.is_donated(b.name)):
                 # what outlives the launch does not lie in its arena
                 outlives = written not in scratch and b.name in inside
                 if b.name in dead and b.name not in fixed and not outlives:
@@ -60,6 +61,40 @@ def _kernels(places_of: _Places, i: int, launch: Launch, fixed: Container[str], 
     return done
 
 
+def into_donated(
+    graph: Graph, steps: Sequence[Extern | Launch], fixed: Container[str]
+) -> tuple[list[Extern | Launch], dict[str, str]]:
+    """The steps, and the results that kernels make after the last reader of an input that is donated, each with that
+    input: there they lie, rather than in the place of what is not donated."""
+    places_of = _Places(graph, steps)
+    over = dict[str, str]()  # in one step after the other, each with the first that lay there
+    for step in steps:
+        over |= {b: over.get(old, old) for b, old in step.origins.items()} if isinstance(step, Launch) else {}
+    free = [n for n in graph.placeholders if n.name in graph.donated - {*over.values()} and places_of.is_own(n.name)]
+    results = {r.name for r in graph.results if isinstance(r, fx.Node)}
+    found: dict[str, str] = {}
+    for i, launch in enumerate(steps):
+        for b in (b for k in launch.kernels for b in k.writes) if free and isinstance(launch, Launch) else ():
+            if b.name in results and b.name not in fixed and over.get(b.name) not in graph.donated and is_dense(b):
+                fitting = (n for n in free if places_of.last(n.name) < i and _same_memory(value_of(n), b))
+                if (old := next(fitting, None)) is not None:
+                    found[b.name] = old.name
+                    free.remove(old)
+    return [_without(s, found) if isinstance(s, Launch) else s for s in steps], found
+
+
+def _without(launch: Launch, elsewhere: Container[str]) -> Launch:
+    """The launch without what it writes over others of these."""
+    kept = [{new: old for new, old in k.over.items() if new not in elsewhere} for k in launch.kernels]
+    kernels = tuple(evolve(k, over=over) for k, over in zip(launch.kernels, kept, strict=True))
+    return evolve(launch, kernels=kernels)
+
+
+def _same_memory(value: Tensor, buffer: Buffer) -> bool:
+    """Whether what lies in one fits exactly into the other."""
+    return value.dtype == buffer.dtype and plain(value.numel()) == math.prod(buffer.shape)
+
+
 class _Places:
     """When the memory that a program may write to is used last."""
 
@@ -67,11 +102,16 @@ class _Places:
         self._nodes = {n.name: n for n in graph.fx.nodes}
         self._lies = storage_map(graph)
         self._device = device_of(graph)
-        self._own = {place for name in graph.handed_over for place in self._places(name)}
+        self._own = {place for name in graph.handed_over | graph.donated for place in self._places(name)}
+        self._donated = graph.donated
+        donated = {place for name in graph.donated for place in self._places(name)}
         foreign: set[Place] = set()  # an operator that is not torch's own may return what it is given
-        uses = [{place for name in _names(graph, step) for place in self._places(name)} for step in steps]
+        reads = [{place for name in _names(graph, step) for place in self._places(name)} for step in steps]
+        # what raises leaves what it was given as it was
+        raises = [isinstance(step, Extern) and has_effect(step.node) for step in steps]
+        uses = [read | donated if may else read for read, may in zip(reads, raises, strict=True)]
         self._last = Lifetimes.of(uses).last
-        for read, step in zip(uses, steps, strict=True):
+        for read, step in zip(reads, steps, strict=True):
             if isinstance(step, Launch):
                 self._own |= {place for k in step.kernels for b in k.writes for place in self._places(b.name)}
             elif is_operator(step.node.target) and is_torchs_own(step.node.target):
@@ -81,6 +121,18 @@ class _Places:
         self._own -= foreign | {
             place for r in graph.results if isinstance(r, fx.Node) for place in self._places(r.name)
         }
+
+    def is_donated(self, name: str) -> bool:
+        """Whether it is an input that the caller gives away."""
+        return name in self._donated
+
+    def is_own(self, name: str) -> bool:
+        """Whether its memory may be written to when it has been read last."""
+        return self._places(name) <= self._own
+
+    def last(self, name: str) -> int:
+        """The step that uses its memory last; -1 where none does."""
+        return max((self._last.get(place, -1) for place in self._places(name)), default=-1)
 
     def dying(self, i: int, launch: Launch) -> list[set[str]]:
         """The buffers that each kernel of a launch, the ``i``-th step, reads last, and whose memory is the program's
@@ -110,7 +162,7 @@ class _Places:
             return False
         if plain(value.untyped_storage().nbytes()) != math.prod(buffer.shape) * buffer.dtype.itemsize:
             return False
-        return node.op != "placeholder" or size_of(buffer) >= _WORTH
+        return node.op != "placeholder" or self.is_donated(node.name) or size_of(buffer) >= _WORTH
 
     def _places(self, name: str) -> set[Place]:
         return set(self._lies[name].values()) if name in self._lies else {(name, 0)}

@@ -126,6 +126,7 @@ def alive_in(schedules: Sequence[Scheduled], workspace: Callable[[fx.Node], int]
             elif isinstance(step, Call):
                 if step.into is not None:
                     alive.drop((k, step.into.name))
+                    pieces.take_over(step.node.name, step.into.name)
                 held = pieces.held(step.node.name, memory_of(value_of(step.node)))
                 alive.hold((k, step.node.name), held, workspace(step.node))
             elif isinstance(step, Free):

@@ -24,7 +24,14 @@ def graphs_to_run(joint: Joint, split: Partition, peak_of: Callable[[tuple[Graph
 
 def _whole(joint: Joint, split: Partition) -> tuple[Graph, ...]:
     outs = [slot for outer in joint.outs for slot in joint.inner_outs(_final(joint, outer))]
-    return (evolve(restrict(join(joint, split), outs), is_boxed=joint.graph.is_boxed),)
+    whole = restrict(join(joint, split), outs)
+    donated = _donated(joint, whole) if joint.donated else frozenset()
+    return (evolve(whole, is_boxed=joint.graph.is_boxed, donated=donated),)
+
+
+def _donated(joint: Joint, graph: Graph) -> frozenset[str]:
+    pairs = zip(graph.signature.ins, graph.placeholders, strict=True)
+    return frozenset(node.name for slot, node in pairs if joint.donated.get(slot) == "")
 
 
 def _halves(joint: Joint, split: Partition) -> tuple[Graph, ...]:

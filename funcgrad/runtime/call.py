@@ -31,6 +31,7 @@ from ..state.state import print_guards as print_state
 from ..symbolic.sizes import symbols_in
 from ..trees import Node, Tree, count, print_flatten, print_unflatten
 from .captured import CapturedCall
+from .donation import Donation
 from .key_guards import print_guards, symbol_values
 from .tentative import Tentative
 
@@ -55,11 +56,12 @@ def print_call(
     joint: Joint,
     kernel: Runnable,
     lock: AbstractContextManager[Any],
+    donation: Donation | None = None,
 ) -> Source:
     """The whole call as one flat function: take apart, compare with the key, run the kernel, put together.
 
-    ``lock`` is held by one that has effects: what it compares, reads, computes and writes back is one step to other
-    threads. It returns ``MISS`` where the program does not fit.
+    ``donation``: the inputs whose memory the kernel takes. ``lock`` is held by one that has effects: what it compares,
+    reads, computes and writes back is one step to other threads. It returns ``MISS`` where the program does not fit.
     """
     key, facts = found.key, found.facts
     examples = [*found.inputs.leaves, *found.tensors.values()]
@@ -105,6 +107,11 @@ def print_call(
     layered = _tentative(layered, statements, joint, variables, constants)
     if facts.state.runs_again and (written := facts.state.written):
         layered.insert(0, f"{constant(require_not_put_back)}({constant(written)})")
+    if donation is not None:
+        constants["donation"] = donation
+        tensors = "".join(f"{variables[slot]}, " for slot in donation.slots).rstrip()
+        layered = [f"donated = ({tensors})", f"{tensors} = donation.take(*donated)", *layered]
+        layered.append(f"donation.end(donated, ({tensors}))")
     layered += print_effects(facts.state.written, variables, constants, constant)
     lines += layered
     if not found.is_pure:
@@ -291,7 +298,7 @@ class _Names:
     def __init__(self, taken: Iterable[str]) -> None:
         own = "args kwargs root kernel lock value own seen MISS Tensor keys ambient AMBIENT family_of history holds"
         own += " autocast enable_grad no_grad below_autograd as_strided bump_version versions_kept"
-        own += " with_history_of view_with_history_of with_dead_end fits sizes"
+        own += " with_history_of view_with_history_of with_dead_end fits sizes donation donated"
         own += " overwrite Size bool_ absent still_answers Parameter go_on renew_history versions_of Tentative drawn"
         dtypes = {str(v).removeprefix("torch.") for v in vars(torch).values() if isinstance(v, torch.dtype)}
         self._used = {*taken, *own.split(), *dir(builtins), *dtypes, *_DEVICES, "math"}

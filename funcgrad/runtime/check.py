@@ -59,7 +59,9 @@ def require_same(
             with own_draws():
                 found = backend.build(backend.emit(backend.schedule(backend.lower(every))))(*values)
             with own_draws():
-                results = runnable(list(values)) if graph.is_boxed else runnable(*values)
+                given = zip(graph.placeholders, values, strict=True)
+                own = [v.clone() if node.name in graph.donated else v for node, v in given]
+                results = runnable(own) if graph.is_boxed else runnable(*own)
         for node, a, b in zip(nodes, found, expected, strict=True):
             if isinstance(b, Tensor):
                 _require_close(graph, node, a, b)

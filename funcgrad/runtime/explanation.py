@@ -15,6 +15,7 @@ from ..show.shown import Shown
 from ..show.text import elided
 from ..state.guards import Guard
 from ..state.names import package
+from .donation import UNUSED, taken_in
 from .key import DynamicSpec, StaticSpec
 from .program import Program
 
@@ -80,6 +81,11 @@ class Explanation(Shown):
         for layer in self.program.layers:
             for effect in layer.effects:
                 yield str(effect), f"layer {layer.name}"
+        taken = taken_in(self.program.schedule[0].steps) if self.program.joint.donated else ()
+        nodes = dict(zip(self.program.joint.signature.ins, self.program.joint.graph.placeholders, strict=True))
+        for slot, why in self.program.joint.donated.items():
+            is_taken = not why and slot in nodes and nodes[slot].name in taken
+            yield str(slot), "donated: results lie there" if is_taken else f"nothing: donated, but {why or UNUSED}"
         for change in self.program.facts.state.effects:
             yield str(change), "Python state"
         for node in self.program.joint.graph.fx.nodes:

@@ -166,6 +166,13 @@ def holders(tensor: torch.Tensor) -> tuple[int | bool, ...]:
     return sys.getrefcount(tensor), tensor._use_count(), sys.getrefcount(storage), uses, storage.resizable()  # type: ignore[attr-defined]
 
 
+def is_held_once(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is all that looks at its memory, which is PyTorch's own, and all of which it looks at: no view,
+    no graph of autograd, no array does. Variables that hold the tensor itself do not count."""
+    _, uses, _, of_storage, is_own = holders(tensor)
+    return (uses, of_storage, is_own) == _HELD_ONCE and tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
 def alone() -> tuple[int | bool, ...]:
     """``holders`` of a tensor that only one variable knows, now: after torch.compile, calls hold their arguments
     once more."""
@@ -174,6 +181,7 @@ def alone() -> tuple[int | bool, ...]:
 
 
 ALONE = alone()
+_HELD_ONCE = ALONE[1], ALONE[3], True
 """``holders`` of a tensor that only one variable knows."""
 
 

@@ -11,27 +11,25 @@ from ..capture.captures import require_traceable
 from ..capture.hidden import require_comparable
 from ..capture.inputs import Inputs
 from ..errors import ArgumentError
+from ..options import Options
 from ..runtime.key import spec_of
 from ..slots import Arg
 from ..trees import LEAF, Node, Tree, flatten
 from .definition import Definition, name_of
 
 
-def take_apart(
-    definition: Definition, static_argnums: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Inputs:
+def take_apart(definition: Definition, options: Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
     """The arguments of a call as leaves with slots. A static argument is one leaf, whatever it is.
 
     Raises ``ArgumentError``, ``ContainerError``, ``UnsupportedTensorError`` or ``UnsupportedTransformError`` for what
     can be no input.
     """
-    static = {i % len(args) if -len(args) <= i < len(args) else i for i in static_argnums}
-    out_of_range = [i for i in static if i >= len(args) or i < 0]
-    if out_of_range:
+    static = positions(definition, "static_argnums", options.static_argnums, len(args))
+    if doubled := static & positions(definition, "donate_argnums", options.donate_argnums, len(args)):
         raise ArgumentError(
-            f"static_argnums names position {out_of_range[0]}, but {name_of(definition.root)} was called with "
-            f"{len(args)} positional ones",
-            fix="name positions of arguments that every call passes",
+            f"static_argnums and donate_argnums both name position {min(doubled)} of this call of "
+            f"{name_of(definition.root)}",
+            fix="leave it out of donate_argnums: what is static is baked in",
         )
     leaves: list[Any] = []
     paths: list[str] = []
@@ -51,6 +49,18 @@ def take_apart(
     both = Node(tuple, ("[0]", "[1]"), None, (positional, keywords))
     inputs = Inputs(tuple(names), tuple(leaves), tuple(map(Arg, paths)), both)
     return evolve(inputs, identities={own.variable: id(own.value) for own in inputs.containers(args, kwargs)})
+
+
+def positions(definition: Definition, option: str, argnums: tuple[int, ...], n: int) -> set[int]:
+    """The positions, counted from the first of ``n`` arguments, that an option names. Raises ``ArgumentError`` for
+    one that this call has not."""
+    for i in argnums:
+        if not -n <= i < n:
+            raise ArgumentError(
+                f"{option} names position {i}, but {name_of(definition.root)} was called with {n} positional ones",
+                fix="name positions of arguments that every call passes",
+            )
+    return {i % n for i in argnums}
 
 
 def _check(definition: Definition, leaf: Any, path: str) -> None:

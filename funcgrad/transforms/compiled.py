@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from attrs import evolve, frozen
+from attrs import frozen
 from torch import Tensor
 
 from ..backends.backend import Runnable
@@ -85,7 +85,7 @@ class Compiled(Programs):
     def program(self, *args: Any, **kwargs: Any) -> Program:
         """The program for a call with these arguments; compiles it if needed, runs nothing."""
         with self._compile_lock:
-            inputs = take_apart(self._definition, self._options.static_argnums, args, kwargs)
+            inputs = take_apart(self._definition, self._options, args, kwargs)
             for program in self._cache.programs:
                 if not why_not(program, inputs):
                     return program
@@ -103,7 +103,7 @@ class Compiled(Programs):
         """Bytes that a call takes above what is there before: runs it once, with its backward pass if it has one, on
         copies of what it reads, so that it writes to nothing, and draws nothing from the generators."""
         program = self.program(*args, **kwargs)
-        inputs = take_apart(self._definition, self._options.static_argnums, args, kwargs)
+        inputs = take_apart(self._definition, self._options, args, kwargs)
         measured = measured_peak(program, outer_signature(program.facts, self._definition.out_slot), inputs)
         return MemoryUse(self.__name__, program.partition.saved_bytes, predicted_peak(program.schedule), measured)
 
@@ -127,7 +127,7 @@ class Compiled(Programs):
     def explain_miss(self, *args: Any, **kwargs: Any) -> str:
         """Why a call with these arguments would compile: the differences to the nearest program. Says so if it would
         not."""
-        inputs = take_apart(self._definition, self._options.static_argnums, args, kwargs)
+        inputs = take_apart(self._definition, self._options, args, kwargs)
         if not self._cache.programs:
             return f"{self.__name__} has not been compiled yet"
         return "\n".join(self._nearest(inputs)) or "a program fits: this call would not compile"
@@ -146,7 +146,7 @@ class Compiled(Programs):
     def _kernel(self, found: CapturedCall, made: Executable) -> Runnable:
         """What the layers stand around: the one program; its halves, as autograd knows them; or a pure function at a
         level."""
-        options = evolve(self._options, static_argnums=())
+        options = self._options.of_derived
         if self._at_level:
             return functools.partial(called_at_level, Compiled(pure_of(found, made), options))
         if not found.facts.differentiable:

@@ -38,6 +38,7 @@ from ..runtime.cache import ProgramCache, kept_by_module
 from ..runtime.call import MISS, print_call
 from ..runtime.captured import CapturedCall
 from ..runtime.check import require_same
+from ..runtime.donation import donation_of, with_donations
 from ..runtime.halves import AT_MOST, warn_of_many
 from ..runtime.key import aliasing
 from ..runtime.miss_reasons import captured_by, why_not
@@ -152,7 +153,7 @@ class Programs(abc.ABC):
         found = self._derived.get(key)
         if found is None:
             # at a level the arguments are the same
-            options = self._options if at_level else evolve(self._options, static_argnums=())
+            options = self._options if at_level else self._options.of_derived
             made = type(self)(make(), options, at_level)
             found = self._derived.setdefault(key, made)
             if key[0] in ("backward", "pull"):  # from other results each time
@@ -218,7 +219,7 @@ class Programs(abc.ABC):
         """A program for a call in which Python reads ``path`` first; or why eager PyTorch is to make this call: what
         the function itself raised while it was traced, a lazy module; None where there are too many paths."""
         with outside_levels():
-            inputs = take_apart(self._definition, self._options.static_argnums, args, kwargs)
+            inputs = take_apart(self._definition, self._options, args, kwargs)
             if path and self._has_too_many_paths(inputs):
                 return None
             try:
@@ -354,6 +355,8 @@ class Programs(abc.ABC):
         stages = Stages(self.__name__)
         with stages.progress():
             found = capture_call(self._definition, inputs, self._options, self._at_level, stages, path)
+            if self._options.donate_argnums and not self._at_level:
+                found = with_donations(found, self._options)
             parts = partition_joint(found.joint, self._options, stages, definition_line(self._definition.root))
             # at a level, its kernel is compiled where it is called
             made = parts.unbuilt if self._at_level else build_all(parts, stages)
@@ -361,8 +364,14 @@ class Programs(abc.ABC):
                 require_same(made.graphs, made.runnables, found.values, parts.backend)
             with stages("print"):
                 layers = with_subclasses(found.layers, made.joint, made.graphs[0].signature, found.facts.differentiable)
+                donation = donation_of(found, made, self._options)
                 call = print_call(
-                    found, statements_of(layers, found.outer), made.joint, self._kernel(found, made), self._effects_lock
+                    found,
+                    statements_of(layers, found.outer),
+                    made.joint,
+                    self._kernel(found, made),
+                    self._effects_lock,
+                    donation,
                 )
                 program = Program.of(self.__name__, found, layers, made, call, stages.seconds)
                 if made.joint.sizes is not None:
