@@ -18,15 +18,13 @@ from attrs import frozen
 
 from ..loops.costs import cost_of
 from ..loops.groups import TURNS
-from ..loops.index import Index
 from ..loops.ir import Expr, Kernel, Load, Op, Put, Scanned, Stage, Store, Total, computed, walk
 from ..symbolic.known import divides, is_few
 from ..symbolic.sizes import PREFIX, Size, hint
 from .c_lanes import lanes_function, lanes_of
-from .c_language import REDUCTIONS, TYPES, C, start
-from .c_language import stored as _stored
-from .c_rows import over_rows
-from .c_scatter import parameters, scatter_function
+from .c_language import REDUCTIONS, TYPES, C, start, stored
+from .c_loops import indented, loop, nested, over_rows, parameters, read_in_steps
+from .c_scatter import scatter_function
 from .c_totals import Totals
 from .emitter import index_text, print_expressions, row_parts
 
@@ -41,10 +39,6 @@ computes the columns that are left over one by one, where OpenMP reduces."""
 _FEWEST = 4
 """Columns of a number that is not known for which vectors are worth their start, as long as there are as many as
 now."""
-
-_SIDE_BY_SIDE, _ROWS = 8192, 8
-"""At most so many elements that all rows read in steps are put side by side before, if there are at least so many
-rows."""
 
 PARALLEL_FROM = 200_000
 """Operations, some 10 µs of them, below which threads cost more than they save: they wait for one another, on a busy
@@ -115,7 +109,7 @@ class _Printer:
         self._columns = math.prod(a.size for a in kernel.columns)
         self._numbers = itertools.count()
         self._kept = {k: f"k{i}" for i, k in enumerate(k for stage in kernel.stages for k in stage.keeps)}
-        self._side_by_side: dict[Expr, str] = {load: f"g{i}" for i, load in enumerate(_read_in_steps(kernel))}
+        self._side_by_side: dict[Expr, str] = {load: f"g{i}" for i, load in enumerate(_side_by_side(kernel))}
         self._in_arrays = {**self._kept, **self._side_by_side}
         self._totals = Totals(kernel, self._is_parallel)
 
@@ -125,16 +119,14 @@ class _Printer:
             return lanes_function(self._kernel, lanes, self._is_parallel)
         kernel, arrays, body = self._kernel, self._arrays(), self._rows_loop()  # before what they name is defined
         takes = [*parameters(kernel), *(["int64_t n"] if self.length else [])]
-        lines = [f"void {{name}}({', '.join(takes)}) {{", *(f"  {line}" for line in self._language.variables())]
+        lines = self._language.variables()
         if self._is_parallel and self._totals:  # else in the region in which it is called
-            lines += ["  const int threads = omp_get_max_threads();", *(f"  {line}" for line in self._totals.before())]
-            lines.append(f"  #pragma omp parallel num_threads(threads) if ({is_worth_threads(self.work)})")
-        lines.append("  {")
+            lines += ["const int threads = omp_get_max_threads();", *self._totals.before()]
+            lines.append(f"#pragma omp parallel num_threads(threads) if ({is_worth_threads(self.work)})")
         freed = [f"free({name});" for name in self._in_arrays.values()] if self._on_heap() else []
-        lines += [
-            f"    {line}" for line in (*self._totals.thread(), *arrays, *body, *freed, *self._totals.thread_end())
-        ]
-        return [*lines, "  }", *(f"  {line}" for line in self._totals.after()), "}"]
+        inside = indented([*self._totals.thread(), *arrays, *body, *freed, *self._totals.thread_end()])
+        lines += ["{", *inside, "}", *self._totals.after()]
+        return [f"void {{name}}({', '.join(takes)}) {{", *indented(lines), "}"]
 
     @property
     def length(self) -> int | Size | None:
@@ -187,7 +179,7 @@ class _Printer:
         if kernel.tile:
             return [*shared, *_spans("n" if self.length else self._columns, kernel.tile, inner)]
         if not kernel.rows:
-            return ["{", *(f"  {line}" for line in inner), "}"]
+            return ["{", *indented(inner), "}"]
         return over_rows(kernel.rows, self._rows, shared, [*inner, *self._totals.rows_done()])
 
     def _stages(self) -> list[str]:
@@ -203,7 +195,7 @@ class _Printer:
         for effect in stage.effects:
             if isinstance(effect, Store) and not effect.full:
                 lines.append(
-                    _stored(
+                    stored(
                         self._parameters[effect.buffer], index_text(effect.at), names[effect.value], effect.value.dtype
                     )
                 )
@@ -272,7 +264,7 @@ class _Printer:
         for effect in effects:
             if isinstance(effect, Store):
                 at, buffer = self._language.address(effect.at), self._parameters[effect.buffer]
-                lines.append(_stored(buffer, at, names[effect.value], effect.value.dtype))
+                lines.append(stored(buffer, at, names[effect.value], effect.value.dtype))
         return lines
 
     def _turns(
@@ -302,10 +294,9 @@ class _Printer:
         again = print_expressions(self._language, roots, far, lambda e: True)
         return [
             "{", "  int far = 0;",
-            *(f"  {line}" for line in self._loops([*body, *self._kept_and_stored(stage, effects, near)],
-            ["reduction(|:far)"], False)),
+            *indented(self._loops([*body, *self._kept_and_stored(stage, effects, near)], ["reduction(|:far)"], False)),
             "  if (far) {",
-            *(f"    {line}" for line in self._loops([*again, *self._kept_and_stored(stage, effects, far)], [], False)),
+            *indented(indented(self._loops([*again, *self._kept_and_stored(stage, effects, far)], [], False))),
             "  }", "}",
         ]  # fmt: skip
 
@@ -325,23 +316,18 @@ class _Printer:
         """The loops over columns; ``wide``: sums of single precision that go on in double precision."""
         kernel = self._kernel
         if not kernel.columns:
-            return ["{", *(f"  {line}" for line in body), "}"]
+            return ["{", *indented(body), "}"]
         *outer, last = kernel.columns
         in_spans = bool(wide) and not is_few(last.size, _LONG)
         is_short = clauses and not kernel.tile and hint(last.size) < _SHORT and not divides(_LANES, last.size)
         clauses = [f"simdlen({_FEWER_LANES})", *clauses] if is_short else clauses
         is_tiny = not clauses and isinstance(last.size, Size) and last.size.hint < _FEWEST
         lines = [] if in_order or is_tiny else [f"#pragma omp simd {' '.join(clauses)}".rstrip()]
-        bounds = ("begin", "end") if kernel.tile or in_spans else ("0", str(last.size))
-        lines.append(f"for (int64_t {last.name} = {bounds[0]}; {last.name} < {bounds[1]}; ++{last.name}) {{")
-        lines += [*(f"  {line}" for line in body), "}"]
+        lines += loop(last, body, *(("begin", "end") if kernel.tile or in_spans else ()))
         lines = [*(f"float {name} = 0;" for name in wide), *lines, *(f"w{name} = w{name} + {name};" for name in wide)]
         if in_spans:
             lines = _spans(last.size, _SPAN, lines)
-        for axis in reversed(outer):
-            head = f"for (int64_t {axis.name} = 0; {axis.name} < {axis.size}; ++{axis.name}) {{"
-            lines = [head, *(f"  {line}" for line in lines), "}"]
-        return lines
+        return nested(outer, lines)
 
     def _column(self) -> str:
         """Which element of a kept row the present column is."""
@@ -358,22 +344,13 @@ def _spans(n: int | Size | str, most: int, body: Sequence[str]) -> list[str]:
     return [
         f"for (int64_t begin = 0; begin < {n}; begin += {most}) {{",
         f"  const int64_t end = begin + {most} < {n} ? begin + {most} : {n};",
-        *(f"  {line}" for line in body), "}",
+        *indented(body), "}",
     ]  # fmt: skip
 
 
-def _read_in_steps(kernel: Kernel) -> list[Load]:
-    """What every row reads anew with steps between its elements, each of which is a load of its own: once is enough."""
-    count = math.prod(a.size for a in kernel.columns)
-    if kernel.tile or hint(count) > _SIDE_BY_SIDE or hint(math.prod(a.size for a in kernel.rows)) < _ROWS:
+def _side_by_side(kernel: Kernel) -> list[Load]:
+    """What all rows read in steps."""
+    if kernel.tile or not kernel.columns:
         return []
     found = walk([e for stage in kernel.stages for e in computed(stage.effects)])
-    return [
-        e
-        for e in found
-        if isinstance(e, Load) and e.full and not e.guard and not e.found and _is_in_steps(e.at, kernel)
-    ]
-
-
-def _is_in_steps(at: Index, kernel: Kernel) -> bool:
-    return at.axes <= set(kernel.columns) and at.coefficient(kernel.columns[-1]) not in (0, 1)
+    return read_in_steps((e for e in found if isinstance(e, Load) and e.full), kernel.columns, kernel.rows)

@@ -8,14 +8,11 @@ of its own, and what they add up stays in registers. A matrix that lies the othe
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from ..loops.index import Axis, Index, at_axis
 from ..loops.ir import Expr, Kernel, Load, Scanned, Stage, Store, computed, walk
-from ..symbolic.sizes import hint
 from .c_language import REDUCTIONS, TYPES, C, start, stored
-from .c_rows import over_rows
-from .c_scatter import parameters
+from .c_loops import indented, nested, over_rows, parameters, read_in_steps
 from .emitter import index_text, print_expressions
 
 _LANES = (16, 8)
@@ -23,9 +20,6 @@ _LANES = (16, 8)
 
 _COLUMNS = 256
 """Columns that are added one after the other; more of them lose digits that sums in several parts keep."""
-
-_TURNED, _ROWS = 1 << 13, 8
-"""Elements of a matrix that is turned before, if there are at least so many rows to each lane."""
 
 
 def lanes_of(kernel: Kernel) -> int:
@@ -75,13 +69,8 @@ def _full_loads(kernel: Kernel) -> list[Load]:
 
 def turned_by(kernel: Kernel) -> list[Load]:
     """What lanes read in steps, of which there is but one matrix for all other rows."""
-    lane, others = kernel.rows[-1], frozenset(kernel.rows[:-1])
-    size = lane.size * math.prod(a.size for a in kernel.columns)
-    if hint(size) > _TURNED or hint(math.prod(a.size for a in others)) < _ROWS:
-        return []
-    return [
-        e for e in _full_loads(kernel) if e.at.coefficient(lane) not in (0, 1, None) and others.isdisjoint(e.at.axes)
-    ]
+    *others, lane = kernel.rows
+    return read_in_steps(_full_loads(kernel), (*kernel.columns, lane), others)
 
 
 def lanes_function(kernel: Kernel, lanes: int, is_shared: bool) -> list[str]:
@@ -107,10 +96,10 @@ def lanes_function(kernel: Kernel, lanes: int, is_shared: bool) -> list[str]:
         before.append(f"{kind} {name}[{column.range[1] * lane.size + lane.size}] __attribute__((aligned(64)));")
         own: dict[Expr, str] = {}
         copied = [*print_expressions(language, [load], own, lambda e: True)]
-        before += _nested([*kernel.columns, lane], [*copied, f"{there[load]} = {own[load]};"])
+        before += nested([*kernel.columns, lane], [*copied, f"{there[load]} = {own[load]};"])
     rows = math.prod(a.size for a in others) * block.size
     loop = over_rows([*others, block], rows, ["#pragma omp for schedule(static) nowait"] if is_shared else [], body)
-    return [f"void {{name}}({', '.join(parameters(kernel))}) {{", *_indented([*before, *loop]), "}"]
+    return [f"void {{name}}({', '.join(parameters(kernel))}) {{", *indented([*before, *loop]), "}"]
 
 
 def _stage(
@@ -128,7 +117,7 @@ def _stage(
             lines += [f"{TYPES[reduced.dtype]} {name}[{lanes}];"]
             lines += [*in_lanes, f"  {name}[lane] = {start(reduced.kind, reduced.dtype)};", "}"]
             body.append(f"{name}[lane] = {REDUCTIONS[reduced.kind].add.format(f'{name}[lane]', inside[reduced.body])};")
-        lines += _nested(kernel.columns, ["#pragma omp simd", *in_lanes, *_indented([*counter, *body]), "}"])
+        lines += nested(kernel.columns, ["#pragma omp simd", *in_lanes, *indented([*counter, *body]), "}"])
     if stage.effects:
         inside = dict(names)
         body = print_expressions(language, [e.value for e in stage.effects], inside, lambda e: True)
@@ -136,15 +125,5 @@ def _stage(
             body.append(
                 stored(kernel.names[effect.buffer], index_text(effect.at), inside[effect.value], effect.value.dtype)
             )
-        lines += ["#pragma omp simd", *in_lanes, *_indented([*counter, *body]), "}"]
+        lines += ["#pragma omp simd", *in_lanes, *indented([*counter, *body]), "}"]
     return lines
-
-
-def _nested(axes: Sequence[Axis], body: list[str]) -> list[str]:
-    for axis in reversed(axes):
-        body = [f"for (int64_t {axis.name} = 0; {axis.name} < {axis.size}; ++{axis.name}) {{", *_indented(body), "}"]
-    return body
-
-
-def _indented(lines: Sequence[str]) -> list[str]:
-    return [f"  {line}" for line in lines]

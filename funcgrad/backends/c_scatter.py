@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from ..loops.index import Axis, substitute
 from ..loops.ir import Expr, Kernel, Put, computed, walk
 from ..symbolic.sizes import hint
-from .c_language import STORED, C, stored
-from .c_rows import decoded
+from .c_language import C, stored
+from .c_loops import decoded, indented, loop, nested, parameters
 from .emitter import elements, index_text, print_expressions
 
 _SHARE = 64
@@ -30,15 +30,10 @@ def scatter_function(kernel: Kernel, parallel_from: int) -> list[str]:
     rows, width = math.prod(a.size for a in shared), math.prod(a.size for a in columns)
     many = hint(rows * math.prod(a.size for a in ordered) * width) * len(walk(computed(puts))) >= parallel_from
     by_columns = many and rows == 1 and width >= 2 * _SHARE
-    lines = _loops(ordered, _body(kernel, puts, kernel.names, ("begin", "end") if by_columns else ("0", str(width))))
+    lines = nested(ordered, _body(kernel, puts, kernel.names, ("begin", "end") if by_columns else ()))
     if shared:
         head = ["#pragma omp parallel for schedule(static)"] if many and rows > 1 else []
-        lines = [
-            *head,
-            f"for (int64_t row = 0; row < {rows}; ++row) {{",
-            *_indented([*decoded(shared, rows), *lines]),
-            "}",
-        ]
+        lines = [*head, *loop(Axis("row", rows), [*decoded(shared, rows), *lines])]
     elif by_columns:
         lines = [
             f"#pragma omp parallel num_threads(CLAMP(omp_get_max_threads(), 1, {width // _SHARE}))", "{",
@@ -47,22 +42,12 @@ def scatter_function(kernel: Kernel, parallel_from: int) -> list[str]:
             f"  const int64_t begin = lines * thread / threads * {_LINE}, next = lines * (thread + 1) / threads * "
             f"{_LINE};",
             f"  const int64_t end = next < {width} ? next : {width};",
-            *_indented(lines), "}",
+            *indented(lines), "}",
         ]  # fmt: skip
-    return [f"void {{name}}({', '.join(parameters(kernel))}) {{", *_indented(lines), "}"]
+    return [f"void {{name}}({', '.join(parameters(kernel))}) {{", *indented(lines), "}"]
 
 
-def parameters(kernel: Kernel) -> list[str]:
-    """The parameters of a kernel's function. No two of them lead to the same memory."""
-    names = kernel.names
-    written = {names[b.name] for b in kernel.writes}
-    return [
-        f"{'' if names[b.name] in written else 'const '}{STORED[b.dtype]}* restrict {names[b.name]}"
-        for b in kernel.parameters
-    ]
-
-
-def _body(kernel: Kernel, puts: Sequence[Put], parameters: Mapping[str, str], bounds: tuple[str, str]) -> list[str]:
+def _body(kernel: Kernel, puts: Sequence[Put], parameters: Mapping[str, str], bounds: Sequence[str]) -> list[str]:
     """What is done in a row: what is the same in all its columns, then a loop over them."""
     language, names, roots = C(parameters), dict[Expr, str](), computed(puts)
     lines = print_expressions(language, [e for e in walk(roots) if not e.full], names, lambda e: not e.full)
@@ -72,16 +57,4 @@ def _body(kernel: Kernel, puts: Sequence[Put], parameters: Mapping[str, str], bo
         inside.append(stored(parameters[put.buffer], at, names[put.value], put.value.dtype))
     if not kernel.columns:
         return [*lines, *inside]
-    (axis,), (begin, end) = kernel.columns, bounds
-    loop = f"for (int64_t {axis.name} = {begin}; {axis.name} < {end}; ++{axis.name}) {{"
-    return [*lines, "#pragma omp simd", loop, *_indented(inside), "}"]
-
-
-def _indented(lines: list[str]) -> list[str]:
-    return [f"  {line}" for line in lines]
-
-
-def _loops(axes: Sequence[Axis], body: list[str]) -> list[str]:
-    for axis in reversed(axes):
-        body = [f"for (int64_t {axis.name} = 0; {axis.name} < {axis.size}; ++{axis.name}) {{", *_indented(body), "}"]
-    return body
+    return [*lines, "#pragma omp simd", *loop(kernel.columns[0], inside, *bounds)]
