@@ -59,6 +59,17 @@ def test_value_and_grad(name):
     assert c.cache_info()[:2] == (1, 1)
 
 
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_aux_that_is_an_argument_is_that_very_tensor(requires_grad):
+    """As in torch.func: not the variable that stood for it, a leaf that requires grad. So is the value."""
+    x, w = torch.randn(3, requires_grad=requires_grad), torch.randn(3)
+    (_, (same, both)), _ = fg.value_and_grad_compiled(lambda x: ((x * w).sum(), (x, {"x": x})), has_aux=True)(x)
+    assert same is x and both["x"] is x and x.requires_grad is requires_grad
+    one = torch.tensor(2.0, requires_grad=requires_grad)
+    with torch.no_grad():
+        assert fg.value_and_grad_compiled(lambda x: x)(one)[0] is one
+
+
 @pytest.mark.sweep(2)
 @EVERY
 def test_grad_with_aux(name):

@@ -17,6 +17,7 @@ import logging
 import math
 import operator
 import os
+import queue
 import random
 import sys
 import threading
@@ -992,7 +993,7 @@ def test_a_method_stores_tensors_on_its_object():
 
 def test_an_object_nobody_watches_that_would_hold_a_tensor_of_the_trace_is_refused():
     with pytest.raises(fg.MutationError, match="stores into"):
-        fg.jit(lambda values, x: values.append(x * 2), backend="aten")([], X)
+        fg.jit(lambda values, x: values.put(x * 2), backend="aten")(queue.SimpleQueue(), X)
 
 
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap, lambda f: lambda x: torch.func.vjp(f, x)[0]])

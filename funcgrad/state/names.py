@@ -44,8 +44,14 @@ def package(module: str | None) -> str:
 def package_of(kind: type) -> str:
     """The package of a class; none of one that was made by code without a module (``exec``), which Python takes for
     a builtin."""
-    is_nameless = kind.__module__ == "builtins" and kind.__flags__ & HEAP_TYPE and not hasattr(builtins, kind.__name__)
-    return "" if is_nameless else package(kind.__module__)
+    is_builtin = kind.__module__ != "builtins" or not kind.__flags__ & HEAP_TYPE or hasattr(builtins, kind.__name__)
+    return package(kind.__module__) if is_builtin or _has_module(kind) else ""
+
+
+def _has_module(kind: type) -> bool:
+    """Whether a function of a class is of a module: the class may say that it is of another. Hooks are not its own."""
+    modules = (f.__globals__.get("__name__") for f in vars(kind).values() if isinstance(f, types.FunctionType))
+    return any(package(name) not in ("", "builtins", "funcgrad") for name in modules)
 
 
 def is_library(kind: type) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -146,17 +146,18 @@ class Gradient:
         differentiable = torch.is_grad_enabled()
         with nesting() as traced, torch.enable_grad():
             positions = self._positions(len(args))
-            prepared, wrt, trees = list(args), [], []
+            prepared, wrt, trees, given = list(args), [], [], dict[int, Any]()
             for i in positions:
                 leaves, tree, paths = flatten(args[i], argument_names(self.root, len(args))[i])
                 fresh = [_variable(leaf, path) for leaf, path in zip(leaves, paths, strict=True)]
                 prepared[i] = unflatten(fresh, tree)
+                given |= {id(own): leaf for own, leaf in zip(fresh, leaves, strict=True)}
                 wrt.append(fresh)
                 trees.append(tree)
             value, aux = self._split(self.root(*prepared, **kwargs))
             grads = self._gradients(value, wrt, trees, differentiable, traced)
             result = self._arrange(value, aux, grads)
-        return _detach_unless(result, [v for leaves in wrt for v in leaves] if differentiable else None)
+        return _detach_unless(result, given, differentiable)
 
     def argument_names(self, n: int) -> list[str]:
         return argument_names(self.root, n)
@@ -373,24 +374,29 @@ def _variable(leaf: Any, path: str) -> Tensor:
     return forbid_writes(leaf.view_as(leaf)) if leaf.requires_grad else leaf.detach().requires_grad_()
 
 
-def _detach_unless(result: Any, variables: list[Tensor] | None) -> Any:
-    """The result without the history that ends in ``variables`` alone; with None, without any.
+def _detach_unless(result: Any, given: Mapping[int, Any], differentiable: bool) -> Any:
+    """The result without the history that ends in variables alone, which stand for what was ``given`` (by their
+    identities); where it is not ``differentiable``, without any. One of them that is returned is what was given.
 
     What also depends on a tensor from outside that requires grad keeps its history: it can be differentiated again.
     """
     leaves, tree, _ = flatten(result)
     known: dict[Any, bool] = {}
-    own = {id(v) for v in variables or ()}
 
     def from_outside(tensor: Tensor) -> bool:
-        return variables is not None and (tensor.grad_fn is None or _reaches_other(tensor.grad_fn, own, known))
+        return differentiable and (tensor.grad_fn is None or _reaches_other(tensor.grad_fn, given, known))
 
-    return unflatten(
-        [v.detach() if isinstance(v, Tensor) and v.requires_grad and not from_outside(v) else v for v in leaves], tree
-    )
+    def outer(value: Any) -> Any:
+        if id(value) in given:
+            return given[id(value)]
+        return (
+            value.detach() if isinstance(value, Tensor) and value.requires_grad and not from_outside(value) else value
+        )
+
+    return unflatten(list(map(outer, leaves)), tree)
 
 
-def _reaches_other(start: Any, own: set[int], known: dict[Any, bool]) -> bool:
+def _reaches_other(start: Any, own: Container[int], known: dict[Any, bool]) -> bool:
     """Whether the autograd graph below a node ends in a leaf that is not one of ``own`` (ids). ``known`` is filled."""
     stack = [start]
     while stack:
