@@ -18,7 +18,7 @@ from ..graphs import type_text
 from ..options import Randomness
 from ..slots import Arg, Base, Captured, NewGradient, NewMemory, Slot, Stored
 from ..state.effects import Refill, Store, Written, same_effects
-from ..state.given import Given, into_arguments
+from ..state.given import into_arguments
 from ..state.guards import Guard, Place
 from ..state.hooks import listening
 from ..state.impure import refuse_draw
@@ -30,7 +30,7 @@ from ..torch_private.functional import from_functional
 from ..torch_private.levels import transform_active
 from ..torch_private.modes import without_function_modes
 from ..torch_private.tensors import is_wrapper_subclass, storage_id
-from ..trees import flatten, flatten_arguments
+from ..trees import Container, flatten, flatten_arguments
 from .backward import run_passes
 from .capture_sources import GradientOf
 from .captures import RestartTrace
@@ -140,7 +140,7 @@ class _DryRun:
         self._handles: list[RemovableHandle] = []
         self._left: Written | None = None
         """What the function has written to Python state in its forward pass."""
-        self._given: tuple[Given, ...] = ()
+        self._given: tuple[Container, ...] = ()
         self._backward_writes = False
         trace = Trace(record=False, backward_autocast=None, rng=around.rng, stand_in_for=self._meet, path=around.path)
         self.trace = with_modes(trace)

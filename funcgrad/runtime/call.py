@@ -76,7 +76,7 @@ def print_call(
     locked = len(lines)
     constant = _Constants(constants)
     for given in facts.state.into.given:
-        constant.stands(given.held, given.text)
+        constant.stands(given.value, given.variable)
     reads = [
         f"if {arguments[Arg(path)]} is not {constant(examples[key.paths.index(path)])}: {otherwise}"
         for path in facts.state.objects

@@ -19,23 +19,13 @@ ATTRIBUTES = ".__dict__"
 OF_ITEMS = (dict, list, collections.deque)
 
 
-@frozen(eq=False)
-class Given:
-    """A dict, list or deque of an argument, the dict of its attributes, or an object with slots: ``held`` is the one
-    that a trace was given, and ``text`` Python for that of a call."""
-
-    held: Any
-    path: str
-    text: str
-
-
-def given_of(container: Container) -> Iterator[Given]:
-    """What stores into a container are seen in: its items, its attributes, its slots."""
+def given_of(container: Container) -> Iterator[Container]:
+    """What stores into a container are seen in: itself, for its items and slots, and the dict of its attributes."""
     value, attributes = container.value, attributes_of(container.value)
     if isinstance(value, OF_ITEMS) or slots_of(type(value)):
-        yield Given(value, container.path, container.variable)
+        yield container
     if attributes is not None and attributes is not value:
-        yield Given(attributes, container.path + ATTRIBUTES, container.variable + ATTRIBUTES)
+        yield Container(attributes, container.path + ATTRIBUTES, container.variable + ATTRIBUTES)
 
 
 def is_watched(container: Container) -> bool:
@@ -48,37 +38,37 @@ class IntoArguments:
     """The containers that a call brings, of which ``written`` are stored into: no two may be one, and none that Python
     state holds (``held``, identities)."""
 
-    given: Sequence[Given] = ()
-    written: Sequence[Given] = ()
+    given: Sequence[Container] = ()
+    written: Sequence[Container] = ()
     held: frozenset[int] = frozenset()
 
     def lines(self, constant: Constant, otherwise: str) -> Iterator[str]:
         """Python lines that run ``otherwise`` where a store would be seen in another place, too."""
         if not self.written:
             return
-        texts = [given.text for given in self.given]
+        texts = [given.variable for given in self.given]
         if len(texts) > 1:
             yield f"if len({{*map(id, ({', '.join(texts)}))}}) != {len(texts)}: {otherwise}"
-        written = "".join(f"{given.text}, " for given in self.written)
+        written = "".join(f"{given.variable}, " for given in self.written)
         yield f"if not {constant(self.held)}.isdisjoint(map(id, ({written}))): {otherwise}"
 
 
 def into_arguments(
-    given: Sequence[Given], stored_into: Iterable[Any], held: Iterable[int], identities: Mapping[str, int]
+    given: Sequence[Container], stored_into: Iterable[Any], held: Iterable[int], identities: Mapping[str, int]
 ) -> IntoArguments:
     """What a program stores into its arguments. ``held``: the identities of containers of Python state;
-    ``identities``: those of the call, by their text.
+    ``identities``: those of the call, by their variables.
 
     Raises ``MutationError`` for a container that is in two places.
     """
     into = set(map(id, stored_into))
-    written = tuple(own for own in given if id(own.held) in into)
+    written = tuple(own for own in given if id(own.value) in into)
     if not written:
         return IntoArguments()
     held = frozenset(held)
     times = Counter(identities.values())
     for own in written:
-        real = identities[own.text.removesuffix(ATTRIBUTES)]
+        real = identities[own.variable.removesuffix(ATTRIBUTES)]
         if times[real] > 1 or real in held:
             raise refusals.STORES_INTO_SHARED(own.path, where=own.path)
     return IntoArguments(given, written, held)

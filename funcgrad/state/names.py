@@ -44,8 +44,8 @@ def package(module: str | None) -> str:
 def package_of(kind: type) -> str:
     """The package of a class; none of one that was made by code without a module (``exec``), which Python takes for
     a builtin."""
-    is_builtin = kind.__module__ != "builtins" or not kind.__flags__ & HEAP_TYPE or hasattr(builtins, kind.__name__)
-    return package(kind.__module__) if is_builtin or _has_module(kind) else ""
+    may_lack_one = kind.__module__ == "builtins" and kind.__flags__ & HEAP_TYPE and not hasattr(builtins, kind.__name__)
+    return "" if may_lack_one and not _has_module(kind) else package(kind.__module__)
 
 
 def _has_module(kind: type) -> bool:

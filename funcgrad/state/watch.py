@@ -30,7 +30,7 @@ from .assumed import Assumed
 from .caches import entries_of
 from .code import Mentions, builtins_in, loads_of, mentions, together
 from .conversions import Globals, converting
-from .given import OF_ITEMS, Given, given_of
+from .given import OF_ITEMS, given_of
 from .guards import MISSING, Guard, Met, Place, copied
 from .hooks import hooked_environment, listening, unhook
 from .impure import Generator, asks_clock, put_back, warn_of_clocks
@@ -172,14 +172,14 @@ class Watch(Assumed):
         """Whether a value is an object that was there before the run."""
         return id(value) in self._known or id(value) in self.given
 
-    def give(self, containers: Iterable[Container]) -> tuple[Given, ...]:
+    def give(self, containers: Iterable[Container]) -> tuple[Container, ...]:
         """Look at what a run stores into the containers among its arguments, which no other run was given."""
         given = tuple(own for container in containers for own in given_of(container))
-        self.given = {id(own.held): own.held for own in given}
-        items = (own for own in given if isinstance(own.held, OF_ITEMS))
-        self.given_items = [Met(own.held, copied(own.held), own.path) for own in items]
-        slots = [(own, name) for own in given for name in slots_of(type(own.held))]
-        places = [Place("slot", own.held, name, joined(own.path, name)) for own, name in slots]
+        self.given = {id(own.value): own.value for own in given}
+        items = (own for own in given if isinstance(own.value, OF_ITEMS))
+        self.given_items = [Met(own.value, copied(own.value), own.path) for own in items]
+        slots = [(own, name) for own in given for name in slots_of(type(own.value))]
+        places = [Place("slot", own.value, name, joined(own.path, name)) for own, name in slots]
         self.given_slots = [(place, place.read()) for place in places]
         return given
 
