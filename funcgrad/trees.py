@@ -308,7 +308,7 @@ def flatten_arguments(
 
 @frozen(eq=False)
 class Container:
-    """A container within another; ``variable`` is what ``print_flatten`` calls it."""
+    """A container within another; ``variable`` is what ``print_flatten`` calls it, or Python for it of that."""
 
     value: Any
     path: str
