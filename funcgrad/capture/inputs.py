@@ -12,6 +12,7 @@ from .. import refusals
 from ..slots import Arg, Captured, State
 from ..state.given import is_watched
 from ..state.guards import Place
+from ..state.renewed import Renewed
 from ..trees import Container, Node, Tree, children_of, containers_in, unflatten
 from .capture_sources import GradientOf, Origin, Unresolved
 from .results import hidden_tensor
@@ -44,6 +45,8 @@ class Inputs:
     state: tuple[tuple[State, Place, Symbolic], ...] = ()
     may_be_sizes: bool = False
     identities: Mapping[str, int] = {}
+    renewed: tuple[Renewed, ...] = ()
+    """The objects that were others in other calls."""
 
     @property
     def dynamic(self) -> list[tuple[Arg | State, Any]]:
@@ -72,6 +75,10 @@ class Inputs:
     def numbers(self, stand_ins: Mapping[Any, Any]) -> list[tuple[Place, Any]]:
         """Where numbers of Python state live, each with what stands for it."""
         return [(place, stand_ins[slot]) for slot, place, _ in self.state]
+
+    @property
+    def by_path(self) -> dict[str, Any]:
+        return dict(zip((slot.path for slot in self.slots), self.leaves, strict=True))
 
     def released(self) -> Inputs:
         """The same, without the tensors: what a program keeps."""

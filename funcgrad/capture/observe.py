@@ -23,7 +23,7 @@ from ..state.guards import Guard, Place
 from ..state.hooks import listening
 from ..state.impure import refuse_draw
 from ..state.output import put_out_again
-from ..state.state import State, state_of
+from ..state.state import State, state_of, with_brought
 from ..state.watch import Watch
 from ..subclasses import inner_tensors
 from ..torch_private.functional import from_functional
@@ -218,6 +218,14 @@ class _DryRun:
             raise NotSymbolicError("the function asks for types, and that of a symbol is another than that of a number")
         facts = evolve(facts, state=self._state(written, arguments), hooks=self.trace.hooks.kept)
         facts = evolve(facts, backward_writes=self._backward_writes)
+        origins = [self.watch.lasting(c.origin) if isinstance(c.origin, Place) else c.origin for c in facts.captured]
+        captured = tuple(evolve(c, origin=at) for c, at in zip(facts.captured, origins, strict=True))
+        facts = evolve(facts, captured=captured)
+        if inputs.renewed:
+            read = [*(g.place for g in facts.state.guards), *(place for place, _ in self.watch.tensors.values())]
+            read += [c.origin for c in facts.captured if isinstance(c.origin, Place)]
+            read += [place for _, place in facts.numbers]
+            facts = evolve(facts, state=with_brought(facts.state, self.watch, read, inputs.renewed))
         also, others = self._other_places(facts)
         held = {slot for _, slot in also} | {self._slot_of(c.tensor) for c in facts.captured}
         for slot, real in inputs.tensors if self._hands_over and self.watch.said.compares_objects else ():
@@ -248,7 +256,10 @@ class _DryRun:
         stored = {effect.place.location for effect in facts.state.effects if isinstance(effect, Store)}
         refilled = {id(effect.container) for effect in facts.state.effects if isinstance(effect, Refill)}
         unused = [(place, t) for place, t in held if id(t) not in slot_of]
-        renewed = {id(t) for place, t in unused if place.is_renewed(stored, refilled)}  # another one after each call
+        stored |= {  # another one in each call, or after it
+            p.location for p, _ in unused if id(p.owner) in facts.state.brought.parts
+        }
+        renewed = {id(t) for place, t in unused if place.is_renewed(stored, refilled)}
         guards = [
             Guard(p, None, "a tensor") if id(t) in renewed else Guard(p, weakref.ref(t), "tensor") for p, t in unused
         ]

@@ -77,12 +77,17 @@ def print_call(
     constant = _Constants(constants)
     for given in facts.state.into.given:
         constant.stands(given.value, given.variable)
-    reads = [
+    brought = facts.state.brought
+    renewed = {
+        own: arguments[Arg(own.at)] if isinstance(own.at, str) else names.fresh(own.name) for own in brought.renewed
+    }
+    reads = [*brought.lines(renewed, constant, constant.stands, otherwise)]
+    reads += [
         f"if {arguments[Arg(path)]} is not {constant(examples[key.paths.index(path)])}: {otherwise}"
-        for path in facts.state.objects
+        for path in facts.state.objects - brought.arguments.keys()
     ]
     reads += facts.state.into.lines(constant, otherwise)
-    reads += print_state(facts.state.guards, constant, otherwise)
+    reads += print_state(facts.state, constant, otherwise)
     numbers: dict[Slot, str] = {slot: names.fresh(slot.path) for slot, _ in facts.numbers}
     for slot, place in facts.numbers:
         reads += [
@@ -121,9 +126,13 @@ def print_call(
     lines += print_effects(facts.state.printed, variables, constants, constant)
     results: list[str] = []
     for i, leaf in enumerate(joint.returned.leaves):
-        if isinstance(leaf, Constant):
+        if not isinstance(leaf, Constant):
+            results.append(variables[leaf])
+        elif id(leaf.value) in brought.parts:
+            results.append(constant(leaf.value))
+        else:
             constants[f"result_{i}"] = leaf.value
-        results.append(f"result_{i}" if isinstance(leaf, Constant) else variables[leaf])
+            results.append(f"result_{i}")
     lines.append(f"return {print_unflatten(joint.returned.tree, iter(results), constants)}")
     text = "def call(args, kwargs):\n" + "".join(f"    {line}\n" for line in lines)
     return Source("call", "python", text, constants)

@@ -64,14 +64,18 @@ class Explanation(Shown):
         key, facts = self.program.key, self.program.facts
         lines = facts.state.lines
         for path, spec in zip(key.paths, key.leaves, strict=True):
-            yield path, str(spec), "", _AGAIN.get(type(spec), _OF_A_TENSOR)
+            is_object = isinstance(spec, DynamicSpec) and not spec.is_number
+            again = "another type" if is_object else _AGAIN.get(type(spec), _OF_A_TENSOR)
+            yield path, str(spec), "", again
         for name, spec in key.captured:
             at = lines.of(name.partition("#")[0])
             yield name, f"{spec}, captured", at, "another dtype, device, size or requires_grad"
         for slot, place in facts.numbers:
             yield str(place), f"any {slot.kind.__name__}", lines.of(place.name), "none: it is a symbol"
         for guard in facts.state.guards:
-            if _is_read(guard):
+            if facts.state.brought.leads(guard):
+                yield str(guard.place), f"any {type(guard.value).__name__}", lines.of(guard.place.name), "another type"
+            elif _is_read(guard):
                 yield str(guard.place), _shown(guard), lines.of(guard.place.name), "another one"
         for read in self.program.joint.reads:
             again = "what it decides otherwise" if has_symbols(read.value) else "another one: another path"

@@ -86,9 +86,14 @@ class StaticSpec:
 
 @frozen
 class DynamicSpec:
-    """A float or an int among the arguments, traced as a symbol: any value of that type fits, but for guards."""
+    """An argument that may be any of its type, but for guards: a float or an int, traced as a symbol, or an object of
+    which each call brings another one."""
 
     kind: type = float
+
+    @property
+    def is_number(self) -> bool:
+        return self.kind in (float, int)
 
     def __str__(self) -> str:
         return f"any {self.kind.__name__}"

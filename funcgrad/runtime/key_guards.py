@@ -92,7 +92,8 @@ def print_guards(
             pending[:0] = inner
             tensors.append(name)
         elif isinstance(spec, DynamicSpec):
-            lines.append(f"if type({name}) is not {spec.kind.__name__}: {otherwise}")
+            if spec.is_number:  # else it is asked where the object gets its name
+                lines.append(f"if type({name}) is not {spec.kind.__name__}: {otherwise}")
         elif type(spec.value) in (bool, int, str, type(None)):
             lines.append(f"if type({name}) is not {type(spec.value).__name__} or {name} != {spec.value!r}: {otherwise}")
         else:

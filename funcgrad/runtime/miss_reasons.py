@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+from attrs import evolve
 from torch import Tensor
 
 from ..autograd_state import gradient_of
@@ -18,9 +20,11 @@ from ..capture.memory import history
 from ..capture.questions import answer_of
 from ..joint import Broken
 from ..slots import Captured
+from ..state.guards import Place
+from ..state.renewed import Now
 from ..state.state import of_numbers
 from ..subclasses import with_inner
-from .key import Ambient, CallKey, Difference, aliasing, explain, sizes_in, spec_of
+from .key import Ambient, CallKey, Difference, DynamicSpec, StaticSpec, aliasing, explain, sizes_in, spec_of
 from .program import Program
 
 _GONE = (AttributeError, KeyError, IndexError, ValueError)
@@ -29,7 +33,11 @@ _GONE = (AttributeError, KeyError, IndexError, ValueError)
 def key_of(inputs: Inputs, captured: Sequence[tuple[Captured, Tensor]], facts: Facts) -> CallKey:
     """The key of a call with these inputs, of a function that closes over ``captured`` and does what facts say."""
     paths = tuple(slot.path for slot in inputs.slots)
-    leaves = tuple(spec_of(leaf, path) for leaf, path in zip(inputs.leaves, paths, strict=True))
+    brought = facts.state.brought.arguments
+    leaves = tuple(
+        DynamicSpec(brought[path]) if type(leaf) is brought.get(path) else spec_of(leaf, path)
+        for leaf, path in zip(inputs.leaves, paths, strict=True)
+    )
     outer = [leaf for leaf in inputs.leaves if isinstance(leaf, Tensor)] + [t for _, t in captured]
     tensors = [t for one in outer for t in with_inner(one)]
     specs = tuple((str(slot), spec_of(t, str(slot))) for slot, t in captured)
@@ -45,14 +53,29 @@ def key_of(inputs: Inputs, captured: Sequence[tuple[Captured, Tensor]], facts: F
 def captured_by(program: Program, inputs: Inputs) -> list[tuple[Captured, Any]]:
     """What lives where a program reads the tensors that it closes over, or the exception that says it is gone."""
     found: list[tuple[Captured, Any]] = []
+    now = objects_of(program, inputs)
     for c in program.facts.captured:
-        found.append((c.slot, _read(lambda: c.read(dict(inputs.dynamic) | dict(found)))))  # noqa: B023
+        own = evolve(c, origin=now.place(c.origin)) if isinstance(c.origin, Place) else c
+        found.append((c.slot, _read(lambda: own.read(dict(inputs.dynamic) | dict(found)))))  # noqa: B023
     return found
+
+
+def objects_of(program: Program, inputs: Inputs, every: bool = False) -> Now:
+    """What a call brings in the places of objects that a program was compiled with, of those that may be others in
+    each call, or in this one (``every``: of all that are others)."""
+    state, here = program.facts.state, inputs.by_path
+    arguments = {own.at: own.value for own in state.brought.renewed if isinstance(own.at, str)}
+    leaves = zip(program.key.paths, program.key.leaves, strict=True)
+    arguments |= {path: spec.value for path, spec in leaves if isinstance(spec, StaticSpec)}
+    # programs for a module that is an argument belong to it (cache.py)
+    pairs = {p: (was, here[p]) for p, was in arguments.items() if p in here and not isinstance(was, torch.nn.Module)}
+    renewed = {id(own.value) for own in inputs.renewed}
+    return Now.find(state.guards, state.brought, pairs, lambda now: every or id(now) in renewed)
 
 
 def why_not(program: Program, inputs: Inputs) -> list[Difference]:
     """Why a program does not fit a call; empty if it does."""
-    every = captured_by(program, inputs)
+    every, now = captured_by(program, inputs), objects_of(program, inputs)
     captured = [(slot, tensor) for slot, tensor in every if isinstance(tensor, Tensor)]
     found = [
         Difference(str(slot), f"is no tensor any more: {value!r}")
@@ -61,8 +84,9 @@ def why_not(program: Program, inputs: Inputs) -> list[Difference]:
     ]
     if not found:
         key = key_of(inputs, captured, program.facts)
-        found += explain(program.key, key)
-    numbers = {slot.path: place.read() for slot, place in program.facts.numbers}
+        brought = {own.at for own in now.renewed}
+        found += [difference for difference in explain(program.key, key) if difference.where not in brought]
+    numbers = {slot.path: now.place(place).read() for slot, place in program.facts.numbers}
     others = [slot for slot, _ in program.facts.numbers if type(numbers[slot.path]) is not slot.kind]
     found += [Difference(s.path, f"is no {s.kind.__name__} any more: {numbers[s.path]!r}", "state") for s in others]
     if not found:
@@ -78,17 +102,18 @@ def why_not(program: Program, inputs: Inputs) -> list[Difference]:
             Difference(b.where, f"{b} no longer holds", a, fixed_in=b.line or "" if _is_fixed(b, a, program) else "")
             for b, a in zip(broken, about, strict=True)
         ]
-        known = dict(inputs.tensors) | dict(captured)
-        changed = [slot for slot, is_leaf in program.facts.leaves.items() if known[slot].is_leaf is not is_leaf]
+        tensors = dict(inputs.tensors) | dict(captured)
+        changed = [slot for slot, is_leaf in program.facts.leaves.items() if tensors[slot].is_leaf is not is_leaf]
         found += [
-            Difference(str(slot), "is a leaf" if known[slot].is_leaf else "is no leaf any more") for slot in changed
+            Difference(str(slot), "is a leaf" if tensors[slot].is_leaf else "is no leaf any more") for slot in changed
         ]
         found += [
             Difference(str(slot), "has a gradient")
             for slot in program.facts.gradless
-            if gradient_of(known[slot]) is not None
+            if gradient_of(tensors[slot]) is not None
         ]
-    return found + list(_closed_over(program, {str(slot): tensor for slot, tensor in (*inputs.tensors, *captured)}))
+    known = {str(slot): tensor for slot, tensor in (*inputs.tensors, *captured)}
+    return found + list(_closed_over(program, now, known))
 
 
 _IS_NUMBER = re.compile(r"(?!.*(%| or )).* == -?\d+(\.\d+)?$")
@@ -101,9 +126,11 @@ def _is_fixed(broken: Broken, about: str, program: Program) -> bool:
     return about in ("sizes", "value") and is_number
 
 
-def _closed_over(program: Program, tensors: Mapping[str, Tensor]) -> Iterator[Difference]:
+def _closed_over(program: Program, now: Now, tensors: Mapping[str, Tensor]) -> Iterator[Difference]:
     """What the function closes over besides captured tensors, where it is not what the trace baked in."""
-    for guard in program.facts.state.guards:
+    for where in program.facts.state.brought.clashes(now):
+        yield Difference(where, "is one object with another that the function reads", "state")
+    for guard in map(now.guard, program.facts.state.guards):
         if not guard.holds():
             for own in of_numbers(guard) or [guard]:
                 place = own.place if type(own.value) in (float, int) else None
@@ -114,7 +141,7 @@ def _closed_over(program: Program, tensors: Mapping[str, Tensor]) -> Iterator[Di
                 name, "is one object with a tensor that the function read elsewhere, and did not compute with"
             )
     for place, slot in program.facts.also:
-        if _read(place.read) is not tensors.get(str(slot)):
+        if _read(now.place(place).read) is not tensors.get(str(slot)):
             yield Difference(str(place), f"is another tensor than {slot}")
 
 

@@ -16,8 +16,16 @@ from ..slots import State
 from ..state.guards import Place
 from ..torch_private.tensors import is_wrapper_subclass
 from .key import DynamicSpec, LeafSpec, TensorSpec
-from .miss_reasons import captured_by, why_not
+from .miss_reasons import captured_by, objects_of, why_not
 from .program import Program
+
+
+def with_objects(inputs: Inputs, programs: Iterable[Program], static: Collection[str] = ()) -> Inputs:
+    """The inputs, with the objects, of Python state and among the arguments, that were others of their types in other
+    calls: the third will be a hit. ``static``: arguments that are meant to be compared."""
+    found = {own.at if isinstance(own.at, str) else own.at.identity: own
+             for program in programs for own in objects_of(program, inputs, every=True).renewed}  # fmt: skip
+    return evolve(inputs, renewed=tuple(own for at, own in found.items() if at not in static))
 
 
 def with_sizes_as_symbols(inputs: Inputs) -> Inputs:
@@ -135,8 +143,10 @@ def _varying(program: Program, inputs: Inputs, here: Mapping[str, Any], sizes: b
     specs = dict(program.key.captured) | dict(zip(program.key.paths, program.key.leaves, strict=True))
     found = {p for p, spec in specs.items() if isinstance(spec, DynamicSpec)} & numbers
     dims = {p: _symbolic(spec, here.get(p, closed_over.get(p))) for p, spec in specs.items()} if sizes else {}
-    places = [place for slot, place in program.facts.numbers if type(place.read()) is slot.kind]
-    own = {slot.path for slot, place in program.facts.numbers if place in places}
+    now = objects_of(program, inputs)
+    held = [(slot, now.place(place)) for slot, place in program.facts.numbers]
+    places = [place for slot, place in held if type(place.read()) is slot.kind]
+    own = {slot.path for slot, place in held if place in places}
     int_places: list[Place] = []
     given_ints: set[str] = set()
     for difference in why_not(program, inputs):

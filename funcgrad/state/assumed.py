@@ -232,6 +232,8 @@ class Assumed(Mentioned):
 
     def _guard_container(self, met: Met, said: Mentions) -> None:
         container, names = met.container, self._names[id(met.container)]
+        if id(container) in self._places and id(container) not in self.written:
+            return  # it is looked into where it lives: there may be another one
         if met.of is not None and id(container) in self._late and not said.by_name and not can_be_hooked(type(met.of)):
             for name, value in met.before.items():
                 if name in said.attributes | said.strings and name != "__wrapped__":

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from .. import refusals
 from ..show.parts import Doc, Table
@@ -22,6 +22,7 @@ from .guards import MISSING, Constant, Guard, Place, same, same_items
 from .lines import Lines
 from .names import attributes_of, item_name
 from .output import Log, Print
+from .renewed import Brought, Renewed, in_order, items_of, one_by_one, reached_unguarded
 from .warned import Warn
 from .watch import Watch
 
@@ -33,7 +34,7 @@ _FEW = 32
 class State(Shown):
     """The guards and effects of one function. ``objects``: the paths of arguments of which something is guarded:
     these must be the same. ``runs_again``: of a pullback, which runs in ``as_it_was``. ``into``: what is stored
-    into arguments."""
+    into arguments. ``brought``: the objects of which each call brings others."""
 
     guards: tuple[Guard, ...] = ()
     effects: tuple[Effect, ...] = ()
@@ -41,6 +42,7 @@ class State(Shown):
     objects: frozenset[str] = frozenset()
     runs_again: bool = False
     into: IntoArguments = field(factory=IntoArguments)
+    brought: Brought = field(factory=Brought)
     lines: Lines = field(factory=Lines)
 
     @property
@@ -53,8 +55,13 @@ class State(Shown):
         """What is printed: when all else is done, as what it is printed to may be anybody's code."""
         return [effect for effect in self.effects if isinstance(effect, (Print, Log, Warn))]
 
+    def _shown(self, guard: Guard) -> str:
+        if self.brought.leads(guard):
+            return f"any {type(guard.value).__name__}"
+        return guard.how if guard.how in ("absent", "present") else guard.value_shown
+
     def doc(self) -> Doc:
-        rows = tuple((str(g.place), g.how if g.how in ("absent", "present") else g.value_shown) for g in self.guards)
+        rows = tuple((str(g.place), self._shown(g)) for g in self.guards)
         writes = tuple((str(effect), "") for effect in self.effects)
         return Doc(
             "state", tuple(Table(head, own) for head, own in ((("reads", "is"), rows), (("writes", ""), writes)) if own)
@@ -81,6 +88,43 @@ def state_of(watch: Watch, written: Written, arguments: Iterable[tuple[str, Any]
     return State(ordered, tuple(written.effects), tuple(written.stores), paths, lines=watch.lines)
 
 
+def with_brought(state: State, watch: Watch, places: Iterable[Place], renewed: Sequence[Renewed]) -> State:
+    """The state in which each call may bring others of the objects that were others in other calls, of which the
+    function reads what they hold alone. ``places``: where what it reads lives."""
+    said, into_arguments = watch.said, state.into.written
+    if said.past_hooks or "id" in said.globals or watch.caches or into_arguments:
+        return state  # which objects they are, matters
+    parts = Brought(renewed).parts
+    guards = tuple(own for g in state.guards for own in (one_by_one(g) if id(g.place.owner) in parts else [g]))
+    led_to = {g.place.identity: g.value for g in guards if g.how == "is"}
+    met = [r for r in renewed if isinstance(r.at, str) or led_to.get(r.at.identity) is r.value]
+    by_identity: Any = object.__hash__
+    asks = "hash" in said.globals
+    read = [own for own in met if not (asks and type(own.value).__hash__ is by_identity)]
+    brought = Brought.among(in_order(read), watch.known, [*items_of(guards)])
+    unguarded = reached_unguarded(brought.renewed, guards)
+    owners = {id(owner) for owner in (*map(_owner_of, places), *map(_written_to, state.written))}
+    is_sound = unguarded.isdisjoint(owners) and not any(_shows(effect, brought) for effect in state.printed)
+    return evolve(state, guards=guards, brought=brought) if is_sound and brought.renewed else state
+
+
+def _owner_of(place: Place) -> Any:
+    return _owner_of(place.owner) if isinstance(place.owner, Place) else place.owner
+
+
+def _written_to(effect: Effect) -> Any:
+    if isinstance(effect, (Store, Count)):
+        return _owner_of(effect.place)
+    return effect.container if isinstance(effect, (Grow, Refill)) else None
+
+
+def _shows(effect: Effect, brought: Brought) -> bool:
+    """Whether what is printed or logged is of the very object."""
+    logged = vars(effect.record) if isinstance(effect, Log) else {}
+    given = [*logged.values(), *(logged.get("args") or ())]
+    return any(id(v) in brought.parts for v in given) or any(f"{id(r.value):x}" in str(effect) for r in brought.renewed)
+
+
 def of_numbers(guard: Guard) -> list[Guard]:
     """Of a guard on the contents of a container, in which only numbers are others now: those on each of them."""
     now, was = guard.place.read(), guard.value
@@ -100,12 +144,13 @@ def _is_outer(guard: Guard) -> bool:
     return guard.place.kind == "type" or (guard.place.kind == "slot" and guard.place.key == "__dict__")
 
 
-def print_guards(guards: Sequence[Guard], constant: Constant, otherwise: str) -> list[str]:
+def print_guards(state: State, constant: Constant, otherwise: str) -> list[str]:
     """Python lines that run ``otherwise`` where a guard does not hold; what they raise means so, too."""
-    empty = [g.place.owner for g in guards if _is_empty(g)]
-    lines = [f"if any({constant(tuple(empty))}): {otherwise}"] if empty else []
-    for guard in guards:
-        if not _is_empty(guard):
+    brought = state.brought.parts
+    empty = [g for g in state.guards if _is_empty(g) and id(g.place.owner) not in brought]
+    lines = [f"if any({constant(tuple(g.place.owner for g in empty))}): {otherwise}"] if empty else []
+    for guard in state.guards:
+        if guard not in empty and not (brought and state.brought.says(guard)):
             unpacked, differs = _unpacked(guard, constant)
             lines += [*unpacked, f"if {differs}{guard.fails(constant)}: {otherwise}"]
     return lines
@@ -160,13 +205,14 @@ def _writes_to(effect: Effect, place: Place) -> bool:
 
 
 @contextlib.contextmanager
-def as_it_was(state: State, rebound: Iterable[tuple[Any, Any]] = ()) -> Iterator[None]:
+def as_it_was(state: State, rebound: Iterable[tuple[Any, Any]] = (), captured: Iterable[Place] = ()) -> Iterator[None]:
     """Inside, Python state is as the guards say: a derivative of a derivative runs the function again, when what it
     read may have changed, by the function itself for one. ``rebound``: tensors that stand in the place of others
-    now, and these."""
+    now, and these. ``captured``: where tensors are read; of objects that each call brings, one stands for all."""
     back: list[Any] = []
     changed: list[tuple[Guard, str]] = []
     stored = [effect.place for effect in state.effects if isinstance(effect, Store)]
+    stored += [place for place in captured if id(place.owner) in state.brought.parts]
     try:
         for now, then in rebound:
             for place in [place for place in stored if place.read() is now]:
@@ -187,12 +233,24 @@ def as_it_was(state: State, rebound: Iterable[tuple[Any, Any]] = ()) -> Iterator
             undo()
 
 
+def _cut(container: Any, kind: type, keys: Any) -> Any:
+    """What a container held when it had fewer items, which are numbers that the program is given; ``MISSING`` where
+    it has lost some."""
+    if kind is list and len(container) >= keys:
+        return container[:keys]
+    if issubclass(kind, dict) and all(key in container for key in keys):
+        return {key: container[key] for key in keys}
+    return MISSING
+
+
 def _put_back(guard: Guard) -> Any:
     place, now = guard.place, guard.place.read()
-    if place.kind == "itself" and isinstance(place.owner, (dict, list, set)) and guard.how != "shape":
-        held = place.owner.copy()
-        refill(place.owner, guard.value)
-        return lambda: refill(place.owner, held)
+    if place.kind == "itself" and isinstance(place.owner, (dict, list, set)):
+        before = _cut(place.owner, *guard.value) if guard.how == "shape" else guard.value
+        if before is not MISSING:
+            held = place.owner.copy()
+            refill(place.owner, before)
+            return lambda: refill(place.owner, held)
     if place.kind not in ("item", "class", "slot", "cell") or guard.how in ("present", "one", "apart"):
         raise refusals.CHANGED_BEFORE_BACKWARD(place, guard.explain(), where=str(place))
     place.write(MISSING if guard.how == "absent" else guard.value)

@@ -21,6 +21,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
+from attrs import evolve
 from torch import Tensor
 
 from .. import refusals
@@ -168,6 +169,11 @@ class Watch(Assumed):
         """Where what was read is read."""
         return Lines(self.heard, tuple(self._codes))
 
+    @property
+    def known(self) -> list[Any]:
+        """The objects that can be reached, as far as was looked."""
+        return list(self._known.values())
+
     def knows(self, value: Any) -> bool:
         """Whether a value is an object that was there before the run."""
         return id(value) in self._known or id(value) in self.given
@@ -206,6 +212,12 @@ class Watch(Assumed):
                 if id(value) in missing:
                     found.setdefault(id(value), Place("class", kind, name, f"{kind.__name__}.{name}"))
         return found
+
+    def lasting(self, place: Place) -> Place:
+        """Where a tensor lives that was found in a container, if there may be another one in each call."""
+        places: Sequence[Place] = self._places.get(id(place.owner), ())
+        is_one = not places or id(place.owner) in self.written or isinstance(place.owner, Place)
+        return place if is_one else evolve(place, owner=places[0])
 
     def forward_is_done(self, places: Iterable[Place], containers: Iterable[Any]) -> None:
         """A forward pass has written to these: that a backward pass reads them is noted. Of a variable, no hook hears:

@@ -40,6 +40,7 @@ from ..runtime.cotangents import CotangentLayout, Outline
 from ..runtime.execute import Differentiable
 from ..runtime.halves import Half
 from ..slots import Cotangent, Final, Grad, Late, NewMemory, Saved, Seed, Signature, Slot, inner_path, outer_slot
+from ..state.guards import Place
 from ..state.state import as_it_was
 from ..subclasses import Wrapping
 from ..torch_private.operators import generator_id
@@ -93,7 +94,8 @@ def differentiable(
         own = [(captured[s], then) for s, then in zip(ins, given, strict=True) if s in captured and s in needed]  # type: ignore[index]
         # what forward read may be gone by now: then nothing can be put in its place
         rebound = [(now, then) for c, then in own if then is not None and (now := c.read({})) is not then]
-        with autocast_as(autocast), as_it_was(inner.facts.state, rebound):
+        places = [c.origin for c, _ in own if isinstance(c.origin, Place)]
+        with autocast_as(autocast), as_it_was(inner.facts.state, rebound, places):
             _require_as_they_were(own)
             return pullback(tuple(values), tuple(incoming))  # type: ignore[no-any-return]
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import warnings
 
 import torch
+from attrs import evolve
 
 from ..capture.backward import BackwardError
+from ..capture.capture_sources import Unresolved
 from ..capture.captures import GradientsMatter
 from ..capture.error_translation import named_error
 from ..capture.facts import Facts, require_sizes_may_vary
@@ -22,7 +24,7 @@ from ..capture.observe import Surroundings, observe
 from ..capture.reads import READS_LATER
 from ..checkpoint_policies import policy_of
 from ..errors import AutocastWarning
-from ..graph_primitives import Path, has_sizes, has_symbols
+from ..graph_primitives import Opaque, Path, has_sizes, has_symbols
 from ..joint import Joint
 from ..layers.inverse import inverse_of
 from ..layers.layer import statements_of
@@ -33,6 +35,7 @@ from ..runtime.captured import CapturedCall
 from ..runtime.key import with_sizes
 from ..runtime.miss_reasons import key_of
 from ..stages import Stages
+from ..state.renewed import Brought
 from ..state.watch import Watch
 from .definition import Definition, Plain, Untracked, name_of
 
@@ -100,8 +103,18 @@ def _captured(
             require_sizes_may_vary(facts)
             if options.memory_budget is not None:
                 raise NotSymbolicError("a program with a memory_budget is for known sizes")
+        if facts.state.brought.renewed and _keeps_objects(facts, joint):
+            facts = evolve(facts, state=evolve(facts.state, brought=Brought()))
+            key = key_of(inputs, list(tensors.items()), facts)
         key = with_sizes(key, joint.sizes)
     return CapturedCall(definition.root, grad, inputs, tensors, facts, key, outer, layers, inner, joint, refused)
+
+
+def _keeps_objects(facts: Facts, joint: Joint) -> bool:
+    """Whether a program has what is of the call that was compiled: captured tensors, wherever they live; Python that
+    no trace sees."""
+    is_opaque = any(isinstance(node.target, Opaque) for node in joint.graph.fx.nodes)
+    return is_opaque or bool(facts.hooks) or any(isinstance(c.origin, Unresolved) for c in facts.captured)
 
 
 def _observed(

@@ -48,6 +48,7 @@ from ..runtime.varying import (
     Symbol,
     inputs_to_try,
     varying_symbols,
+    with_objects,
     with_sizes_as_symbols,
     with_symbols,
 )
@@ -292,6 +293,8 @@ class Programs(abc.ABC):
     def _compile_on_path(self, inputs: Inputs, path: Path) -> Program:
         """Compile for calls in which Python reads this first. A number that was another one before is a symbol, if
         the function can work on it; what it decides is checked in the program."""
+        if not self._at_level:  # there, what is read of objects is read again for each derivative
+            inputs = with_objects(inputs, self._cache.programs, inputs.at(self._options.static_argnums))
         attempts = [path]
         if path and self._options.dynamic is not False and self._options.numerics == "fast":
             of_sizes = self._options.memory_budget is None  # such programs are for known sizes

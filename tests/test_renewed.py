@@ -1,0 +1,353 @@
+"""Objects that are replaced between calls: other ones of their types are in the same program, and what is done to each
+is as in eager PyTorch."""
+
+from __future__ import annotations
+
+import collections
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import funcgrad as fg
+
+
+class Config:
+    def __init__(self, k: Any = 1.0, **more: Any) -> None:
+        self.k = k
+        self.__dict__.update(more)
+
+    def scaled(self, x: Tensor) -> Tensor:
+        return x * self.k
+
+
+class Shifted(Config):
+    def scaled(self, x: Tensor) -> Tensor:
+        return x + self.k
+
+
+class Slotted:
+    __slots__ = ("k", "n")
+
+    def __init__(self, k: float) -> None:
+        self.k, self.n = k, 0
+
+
+def x(i: int = 0) -> Tensor:
+    return torch.arange(1.0, 5.0) + i
+
+
+def seen(value: Any) -> Any:
+    """What can be compared with ``==``."""
+    if isinstance(value, Tensor):
+        return value.detach().tolist()
+    if isinstance(value, (list, tuple, collections.deque)):
+        return [seen(v) for v in value]
+    if isinstance(value, dict):
+        return {k: seen(v) for k, v in value.items()}
+    if isinstance(value, Slotted):
+        return value.k, value.n
+    return seen(vars(value)) if isinstance(value, (Config, types.SimpleNamespace)) else value
+
+
+World = tuple[Callable[..., Any], list[Callable[[Callable[..., Any]], Any]]]
+"""A function, and what is done with it, step by step."""
+
+
+def each(change: Callable[[int], Any], n: int = 5) -> list[Callable[[Callable[..., Any]], Any]]:
+    """So many calls, before each of which something is replaced."""
+    return [lambda g, i=i: (change(i), g(x(i)))[1] for i in range(n)]  # type: ignore[misc]
+
+
+def replaced(make: Callable[[int], Any], read: str) -> Callable[[], World]:
+    """A function that reads what is in ``h.c``, which is made anew before each call."""
+
+    def world() -> World:
+        h = types.SimpleNamespace()
+        space = {"h": h, "torch": torch}
+        exec(f"def f(v):\n    {read}", space)
+
+        def step(g: Callable[..., Any], i: int) -> Any:
+            h.c = make(i)
+            return seen(g(x(i))), seen(g(x(i))), seen(h.c)
+
+        return space["f"], [lambda g, i=i: step(g, i) for i in range(5)]  # type: ignore[misc]
+
+    return world
+
+
+REPLACED = {
+    "an object": replaced(lambda i: Config(1.0 + i), "return h.c.scaled(v)"),
+    "an object of tensors": replaced(lambda i: Config(x(i), b=x(2 * i)), "return v * h.c.k + h.c.b"),
+    "with slots": replaced(lambda i: Slotted(2.0 + i), "h.c.n += 1; return v * h.c.k"),
+    "a namespace": replaced(lambda i: types.SimpleNamespace(k=1.5 + i), "return v * h.c.k"),
+    "a dict": replaced(lambda i: {"k": 1.5 + i, "w": x(i)}, "return v * h.c['k'] + h.c['w']"),
+    "a list": replaced(lambda i: [1.5 + i, 2.5], "return v * h.c[0] + h.c[1]"),
+    "objects in a list": replaced(lambda i: [Config(1.5 + i), Config(2.5)], "return sum(v * c.k for c in h.c)"),
+    "objects in one": replaced(lambda i: Config(a=Config(2.5 + i, n=0)), "h.c.a.n = h.c.a.k; return v * h.c.a.k"),
+    "a deque": replaced(
+        lambda i: collections.deque([x(i)], maxlen=2), "h.c.append(v.sum()); return sum(t.sum() for t in h.c)"
+    ),
+    "written to": replaced(lambda i: Config(2.5 + i, log=[]), "h.c.k = h.c.k * 2; return v * h.c.k"),
+    "made anew inside": replaced(lambda i: {"h": x(i)}, "h.c = {'h': torch.tanh(h.c['h'] + v)}; return h.c['h']"),
+    "kept elsewhere": replaced(lambda i: Config(1.5 + i), "h.last = h.c; return v * h.last.k"),
+    "a module": replaced(lambda i: _linear(i), "return h.c(v)"),
+    "a tree of modules": replaced(lambda i: nn.Sequential(_linear(i), nn.Tanh(), _linear(2 * i)), "return h.c(v)"),
+}
+
+
+def _linear(i: int) -> nn.Linear:
+    made = nn.Linear(4, 4)
+    with torch.no_grad():
+        made.weight.copy_(torch.eye(4) * (i + 1))
+        made.bias.fill_(float(i))
+    return made
+
+
+def _same(world: Callable[[], World]) -> Any:
+    """The compiled function, when each step gave what it gives in eager PyTorch."""
+    function, steps = world()
+    wanted = [seen(step(function)) for step in steps]
+    function, steps = world()
+    compiled = fg.jit(function, backend="aten")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fg.RecompileWarning)
+        for i, step in enumerate(steps):
+            found = seen(step(compiled))
+            same = torch.utils._pytree.tree_map(
+                lambda a, b: a == pytest.approx(b) if isinstance(b, float) else a == b, found, wanted[i]
+            )
+            assert all(torch.utils._pytree.tree_leaves(same)), (i, found, wanted[i])
+    return compiled
+
+
+def _drop_modules(value: Any) -> Any:
+    return None if isinstance(value, nn.Module) else value
+
+
+@pytest.mark.parametrize("world", REPLACED.values(), ids=REPLACED.keys())
+def test_the_third_object_is_a_hit(world: Callable[[], World], monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = seen
+    monkeypatch.setitem(globals(), "seen", lambda value: plain(_drop_modules(value)))
+    assert _same(world).cache_info().misses <= 5  # of ten calls: what is kept, and in a deque, is another twice
+
+
+def test_a_closure_made_anew_is_a_hit() -> None:
+    def world() -> World:
+        def call(g: Callable[..., Any], i: int) -> Any:
+            k, w = 1.5 + i, x(i)
+            return g(x(), lambda v: v * k + w)
+
+        return (lambda v, fn: fn(v) * 2), [lambda g, i=i: call(g, i) for i in range(5)]  # type: ignore[misc]
+
+    assert _same(world).cache_info().misses == 2
+
+
+def test_an_argument_that_is_an_object_is_a_hit_and_is_written_to() -> None:
+    def world() -> World:
+        def f(v: Tensor, batch: Any) -> Tensor:
+            batch.n += 1
+            batch.loss = (v * batch.k).sum()
+            return batch.loss * 2
+
+        def call(g: Callable[..., Any], i: int) -> Any:
+            batch = Config(x(i), n=i)
+            return g(x(), batch), batch
+
+        return f, [lambda g, i=i: call(g, i) for i in range(5)]  # type: ignore[misc]
+
+    assert _same(world).cache_info().misses <= 4
+
+
+# ── which object it is ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def two_places() -> World:
+    h = types.SimpleNamespace()
+
+    def f(v: Tensor) -> Tensor:
+        h.a.k = h.a.k + 1
+        return v * h.b.k
+
+    def step(g: Callable[..., Any], is_one: bool, i: int) -> Any:
+        h.a = Config(1.5 + i)
+        h.b = h.a if is_one else Config(5.5 + i)
+        return g(x()), h.a, h.b
+
+    return f, [lambda g, own=own: step(g, *own) for own in [(0, 0), (0, 1), (0, 2), (1, 3), (1, 4), (0, 5), (1, 6)]]  # type: ignore[misc]
+
+
+def asked_for(read: str) -> Callable[[], World]:
+    """A function that asks which object is there."""
+
+    def world() -> World:
+        objects = [Config(1.5 + i) for i in range(6)]
+        h = types.SimpleNamespace(d=objects[3], known={objects[3]: 10.0, objects[1]: 20.0}, found=[objects[3]])
+        space = {"h": h}
+        exec(f"def f(v):\n    return {read}", space)
+
+        def put(i: int) -> None:
+            h.c = objects[(0, 2, 4, 3, 1, 5, 3, 0)[i]]
+
+        return space["f"], each(put, 8)
+
+    return world
+
+
+def two_arguments() -> World:
+    def f(v: Tensor, a: Any, b: Any) -> Tensor:
+        a.k = a.k + 1
+        return v * b.k
+
+    def step(g: Callable[..., Any], is_one: bool, i: int) -> Any:
+        a = Config(1.5 + i)
+        b = a if is_one else Config(5.5 + i)
+        return g(x(), a, b), a, b
+
+    return f, [lambda g, own=own: step(g, *own) for own in [(0, 0), (0, 1), (0, 2), (1, 3), (1, 4), (0, 5)]]  # type: ignore[misc]
+
+
+def variables_of_closures() -> World:
+    h = types.SimpleNamespace()
+
+    def make(n: float) -> tuple[Callable[[], None], Callable[[], float]]:
+        def more() -> None:
+            nonlocal n
+            n += 1
+
+        return more, lambda: n
+
+    def f(v: Tensor) -> Tensor:
+        h.more()
+        return v * h.get()
+
+    def step(g: Callable[..., Any], is_one: bool, i: int) -> Any:
+        one, other = make(1.5 + i), make(11.5 + i)
+        h.more, h.get = one[0], (one if is_one else other)[1]
+        return g(x()), g(x()), h.get()
+
+    return f, [lambda g, own=own: step(g, *own) for own in [(1, 0), (1, 1), (1, 2), (0, 3), (0, 4), (1, 5), (0, 6)]]  # type: ignore[misc]
+
+
+def tied_modules() -> World:
+    h = types.SimpleNamespace()
+
+    def step(g: Callable[..., Any], is_tied: bool, i: int) -> Any:
+        h.m = nn.Module()
+        h.m.a = _linear(i)
+        h.m.b = h.m.a if is_tied else _linear(i + 1)
+        loss = g(x())
+        loss.backward()
+        return loss, h.m.a.weight.grad, h.m.b.weight.grad
+
+    steps = [lambda g, own=own: step(g, *own) for own in [(0, 0), (0, 1), (0, 2), (1, 3), (1, 4), (0, 5)]]  # type: ignore[misc]
+    return (lambda v: h.m.a(h.m.b(v)).sum()), steps
+
+
+def other_classes() -> World:
+    h = types.SimpleNamespace()
+
+    def put(i: int) -> None:
+        h.c = (Config, Config, Shifted, Config, Shifted, Shifted)[i](1.5 + i)
+
+    return (lambda v: h.c.scaled(v)), each(put, 6)
+
+
+def other_attributes() -> World:
+    h = types.SimpleNamespace()
+
+    def put(i: int) -> None:
+        h.c = Config(1.5 + i, **({"z": 5.0 + i} if i in (2, 4, 5) else {}))
+
+    return (lambda v: v * getattr(h.c, "z", 2.0)), each(put, 6)
+
+
+def opaque() -> World:
+    h = types.SimpleNamespace()
+
+    def put(i: int) -> None:
+        h.c = Config(1.5 + i)
+
+    return (lambda v: fg.pure_callback(h.c.scaled, v, v)), each(put)
+
+
+ASKED = {
+    "is": "v * 2 if h.c is h.d else v * h.c.k",
+    "==": "v * 2 if h.c == h.d else v * h.c.k",
+    "in a list": "v * 2 if h.c in h.found else v * 3",
+    "in a dict": "v * h.known.get(h.c, 3.0)",
+    "id": "v * (1.0 if id(h.c) == id(h.d) else 2.0)",
+    "hash": "v * (1.0 if hash(h.c) == hash(h.d) else 2.0)",
+    "text": "v * (1.0 if repr(h.c) == repr(h.d) else 2.0)",
+}
+WHICH = {
+    "in two places": two_places,
+    "of two arguments": two_arguments,
+    "of variables": variables_of_closures,
+    "of modules": tied_modules,
+    "of classes": other_classes,
+    "of attributes": other_attributes,
+    "in Python that no trace sees": opaque,
+} | {f"asked by {name}": asked_for(read) for name, read in ASKED.items()}
+
+
+@pytest.mark.parametrize("world", WHICH.values(), ids=WHICH.keys())
+def test_which_object_it_is(world: Callable[[], World]) -> None:
+    _same(world)
+
+
+# ── what else reads it ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_a_backward_pass_that_is_differentiated_has_the_object_of_its_call(changes: bool) -> None:
+    def world() -> World:
+        h = types.SimpleNamespace()
+
+        def step(g: Callable[..., Any], i: int) -> Any:
+            h.c = Config(x(i), t=1.5 + i)
+            leaf = x().requires_grad_()
+            (slope,) = torch.autograd.grad(g(leaf), leaf, create_graph=True)
+            if changes:
+                h.c = Config(x(i + 5), t=9.0)
+            return slope, torch.autograd.grad(slope.sum(), leaf)[0]
+
+        return (lambda v: (v * h.c.k).pow(3).sum() * h.c.t), [lambda g, i=i: step(g, i) for i in range(4)]  # type: ignore[misc]
+
+    _same(world)
+
+
+@pytest.mark.parametrize(
+    "transform", [torch.func.grad, torch.func.jacrev, lambda f: torch.func.vmap(torch.func.grad(f))]
+)
+def test_under_transforms_of_torch_func(transform: Callable[..., Any]) -> None:
+    def world() -> World:
+        h = types.SimpleNamespace()
+
+        def step(g: Callable[..., Any], i: int) -> Any:
+            h.c = Config(x(i), t=1.5 + i)
+            return transform(g)(torch.stack([x(), x(1)]) if "lambda" in repr(transform) else x())
+
+        return (lambda v: (v * h.c.k).pow(2).sum() * h.c.t), [lambda g, i=i: step(g, i) for i in range(4)]  # type: ignore[misc]
+
+    _same(world)
+
+
+def test_the_explanation_says_that_any_will_do() -> None:
+    h = types.SimpleNamespace()
+
+    def f(v: Tensor) -> Tensor:
+        return v * h.c.k
+
+    compiled = fg.jit(f, backend="aten")
+    for i in range(3):
+        h.c = Config(1.5 + i)
+        compiled(x())
+    assert "any Config" in str(compiled.explain(x()))
+    assert compiled.explain_miss(x()) == "a program fits: this call would not compile"
+    h.c = Shifted(1.5)
+    assert "h.c" in compiled.explain_miss(x())
