@@ -764,6 +764,22 @@ def test_a_custom_function_that_writes_takes_the_gradient_of_what_requires_grad(
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+@pytest.mark.parametrize("is_input", [True, False])
+def test_it_takes_the_gradient_that_was_set_before_the_tensor_came_to_look_otherwise(is_input):
+    def f(x):
+        y = x if is_input else x * 2
+        y.grad = y.detach() * 2
+        y.unsqueeze_(0)
+        Double.apply(y)
+        return (y,)
+
+    case, compiled = Case(lambda: ((leaf() * 1).clone(),), f), fg.jit(f)
+    for _ in range(2):
+        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
+        assert found.error is None and found.refused is None
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 def test_a_result_keeps_its_gradient_when_it_comes_to_look_otherwise():
     def restrided(x):
         z = x * 2

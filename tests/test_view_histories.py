@@ -338,6 +338,33 @@ def test_views_under_no_grad_of_what_was_written_to(f, make):
     require_like_eager(make, f)
 
 
+def taken_of_an_earlier_view_and_returned_twice(x, y):
+    part = x[1:]
+    with torch.no_grad():
+        x.relu_()
+        view = part.view_as(part)
+    return view, view
+
+
+@pytest.mark.filterwarnings(FILTERS)
+@pytest.mark.parametrize("make", [plain_view, a_part_of_many, computed_view])
+def test_a_view_of_an_earlier_view_is_one_object_in_all_places(make):
+    require_like_eager(make, taken_of_an_earlier_view_and_returned_twice)
+
+
+def test_a_view_under_no_grad_requires_grad_as_long_as_its_base_does():
+    def f(x):
+        with torch.no_grad():
+            return x.view_as(x)
+
+    for function in (f, fg.jit(f)):
+        base = leaf(6)
+        view = function(base.view(2, 3).unbind(0)[1])
+        assert view.requires_grad
+        base.requires_grad_(False)
+        assert not view.requires_grad
+
+
 # ── other memory, and results that cannot all be differentiated ──────────────────────────────────────────────────
 
 

@@ -105,7 +105,7 @@ def look_at_outputs(
             twin = first[id(leaf)]
             view = views.get(twin)
             if twin != path and is_base is not None and (view is None or view.steps):
-                when = "after" if view is None else view.when
+                when = "after" if view is None else ("last" if view.late else view.when)
                 view = View(out_slot(twin), (), when)  # one object, returned twice
             now = lineage.current(leaf)
             seen_of = view_base(now)
@@ -117,7 +117,7 @@ def look_at_outputs(
                 and detaches(view.steps)
             ):
                 raise refusals.RETURNS_NO_GRAD_VIEW(where=f"result{path}")
-            of_input = view is not None and is_untold(now) and id(seen_of) in slot_of and not lineage.is_told(now)
+            of_input = view is not None and is_untold(now) and not detaches(view.steps) and not lineage.is_told(now)
             own_leaf = now.requires_grad and id(leaf) not in slot_of and is_leaf(now) and not of_input
             made = id(leaf) not in slot_of
             attributes = tuple(set_by_function(leaf).items()) if made else ()
