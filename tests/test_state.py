@@ -452,6 +452,23 @@ def test_another_module_under_the_name_that_is_imported_inside(statement, monkey
         assert torch.equal(c(X), X * k)
 
 
+@pytest.mark.parametrize("modules", ["sys.modules", "modules", "at.modules"])
+def test_of_all_modules_those_that_are_named_are_read(modules, monkeypatch):
+    monkeypatch.setitem(sys.modules, "imported_inside", module := types.ModuleType("imported_inside"))
+    module.k = 2.0
+    space = {"sys": sys, "modules": sys.modules, "at": types.SimpleNamespace(modules=sys.modules)}
+    exec(f"def f(x): return x.sum() * {modules}['imported_inside'].k", space)
+    c = fg.jit(space["f"], backend="aten")
+    with warnings.catch_warnings(record=True) as said:
+        assert torch.equal(c(X), X.sum() * 2)
+    unwatched = [str(w.message) for w in said if w.category is fg.UnwatchedStateWarning]
+    assert len(unwatched) == ("items of at.modules" in "".join(unwatched)) == (modules == "at.modules")
+    assert "].sum" not in str(c.explain(X))  # as those of other modules are not
+    module.k = 3.0
+    if modules != "at.modules":
+        assert torch.equal(c(X), X.sum() * 3)
+
+
 def test_what_is_added_to_a_float_is_no_difference_of_two():
     ours, theirs = (world("c = Config(); c.t = 0.3\ndef f(x):\n    c.t += 0.1\n    return x * 2") for _ in range(2))
     c = fg.jit(ours["f"], backend="aten")

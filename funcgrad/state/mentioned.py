@@ -39,6 +39,8 @@ class Mentioned(Reached):
                 for function, called in self._pending:
                     self._function(function, called)
                 self._pending.clear()
+        elif value is sys.modules:  # all that the process has imported: by this name, nobody knows what is read of it
+            self.unwatched[id(value)] = value, name
         else:
             super().see(value, name)
 
@@ -126,6 +128,9 @@ class Mentioned(Reached):
             if own:
                 self._guard(Guard.of(place, value))
             self._module(value, said, place.name, own)
+        elif value is sys.modules:
+            self._guard(Guard.of(place, value))
+            self._loaded(said, place.name, own)
         elif isinstance(value, type):
             if own and not is_library(value):
                 self._guard(Guard.of(place, value))
@@ -166,7 +171,7 @@ class Mentioned(Reached):
         is_stream = module is sys and name in _STREAMS  # effects look these up on each call
         if value is MISSING or is_stream or is_of_trace(value):
             return MISSING
-        if is_of_library(value, module):
+        if value is sys.modules or is_of_library(value, module):  # what code names of the first, it is asked for
             self._guard(Guard.of(place, value))
         else:
             self._value(place, value)
@@ -183,17 +188,17 @@ class Mentioned(Reached):
                 else:
                     self._guard(Guard.of(place, defined))
 
-    def _loaded(self, said: Mentions, own: bool) -> None:
+    def _loaded(self, said: Mentions, called: str, own: bool) -> None:
         """``sys.modules``: of these, those that are named."""
         for name in sorted(said.strings & sys.modules.keys()):
             self._guard(Guard.of(Place("item", sys.modules, name, f"sys.modules[{name!r}]"), sys.modules[name]))
             self._module(sys.modules[name], said, name, own)
-        if any(not use.keys for use in said.uses.get("modules", ())):
-            self.unwatched[id(sys.modules)] = sys.modules, "sys.modules"
+        if any(not use.keys for use in said.uses.get(called.rpartition(".")[2], ())):
+            self.unwatched[id(sys.modules)] = sys.modules, called
 
     def _module(self, module: types.ModuleType, said: Mentions, name: str, own: bool) -> None:
         if module is sys and "modules" in said.attributes:
-            self._loaded(said, own)
+            self._loaded(said, "sys.modules", own)
         if package(module.__name__) not in LIBRARIES:
             self._own_module(module, name)
             if said.by_name:
