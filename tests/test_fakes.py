@@ -3,9 +3,11 @@ views of functional tensors that are taken the short way."""
 
 import contextlib
 import itertools
+import random
 
 import pytest
 import torch
+import torch.nn.functional as F
 from op_samples import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -146,6 +148,50 @@ def test_a_view_of_every_kind(base):
                 assert not asking.differ
                 assert all(v.fake_mode is mode for v in tree_leaves(found) if isinstance(v, FakeTensor))
     assert known() > 8 or base == "symbolic zeros"
+
+
+def test_views_with_dimensions_of_one_are_those_of_tensors():
+    """Also their refusals: PyTorch's fakes take some that tensors do not, and give such dimensions other strides."""
+    draw, refused = random.Random(0), 0
+    for _ in range(400):
+        x = torch.empty([draw.choice([1, 1, 2, 3, 4]) for _ in range(draw.randint(0, 4))])
+        x = x.permute(draw.sample(range(x.dim()), x.dim()))
+        if x.dim() and draw.random() < 0.3:
+            x = x[..., ::2]
+        sizes, left = [], x.numel()
+        for _ in range(draw.randint(0, 3)):
+            sizes.append(draw.choice([n for n in range(1, left + 1) if left % n == 0]))
+            left //= sizes[-1]
+        sizes.insert(draw.randint(0, len(sizes)), draw.choice([left, -1]))
+        try:
+            expected = x.view(sizes)
+        except RuntimeError as error:
+            refused += 1
+            with FakeTensorMode() as mode, pytest.raises(RuntimeError, match=str(error)[:60]):
+                on_fakes(torch.ops.aten.view.default, (mode.from_tensor(x), sizes), {})
+        else:
+            with FakeTensorMode() as mode:
+                seen = on_fakes(torch.ops.aten.view.default, (mode.from_tensor(x), sizes), {})
+            assert (seen.shape, seen.stride()) == (expected.shape, expected.stride())
+    assert refused > 10
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_reshaped_batch_of_one_is_laid_out_as_in_eager_pytorch(dynamic):
+    """Whether it is in channels_last memory depends on the stride of a dimension of one element."""
+
+    def f(x, r):
+        y = x.transpose(-1, -2).reshape(1, r.shape[1], 8, 8) + r
+        return y, F.group_norm(y, 2), x.transpose(0, 1).reshape(-1, 4)
+
+    c = fg.jit(f, backend="aten", dynamic=dynamic)
+    for n in (4, 6, 8):
+        x, r = torch.randn(1, 64, n), torch.randn(1, n, 8, 8)
+        for got, expected in zip(c(x, r), f(x, r), strict=True):
+            assert got.stride() == expected.stride()
+            torch.testing.assert_close(got, expected)
+    if dynamic:
+        assert c.cache_info().misses <= 2
 
 
 def test_symbolic_zeros_have_no_memory():

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._prims_common import infer_size
 
 # FakeTensorMode and friends: 2.11, 2.13, 2.15
 from torch._subclasses.fake_tensor import (
@@ -72,12 +74,12 @@ _PRODUCTS = {
     getattr(torch.ops.aten, name).default
     for name in ("mm", "bmm", "mv", "dot", "vdot", "addmm", "addmv", "addbmm", "baddbmm")
 }
+_VIEWS = {torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default}
 VIEW_WILL_NOT_DO = "view size is not compatible with input tensor's size and stride"
 
 
 def on_fakes(op: Any, args: Any, kwargs: Any) -> Any:
-    """The result of an operator on fake tensors, laid out as eager PyTorch lays it out; 2.11 alone does otherwise
-    here."""
+    """The result of an operator on fake tensors, laid out as eager PyTorch lays it out."""
     if op is torch.ops.aten.zero.default:  # 2.11: contiguous, whatever the argument is
         return torch.ops.aten.zeros_like.default(*args)
     if op in _SCATTERS and 0 in args[0].stride():  # 2.11: expanded as the argument is, several elements in one place
@@ -100,12 +102,56 @@ def on_fakes(op: Any, args: Any, kwargs: Any) -> Any:
         mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
         with disable_fake_tensor_cache(mode):
             return op(*args, **kwargs)
+    if op in _VIEWS and _has_dimension_of_one(first, args[1]):
+        return _viewed(first, args[1])
     try:
         return op(*args, **kwargs)
     except ValueError as error:
         if "Cannot view a tensor with" not in str(error):
             raise
         raise RuntimeError(f"{VIEW_WILL_NOT_DO}. {error}") from None  # as eager PyTorch does: the function may catch it
+
+
+def _has_dimension_of_one(fake: Any, sizes: Any) -> bool:
+    """Whether fakes may take a view otherwise than tensors do: 2.11 to 2.15 give such a dimension another stride, and
+    take what cannot be viewed. (-1 counts, as what it stands for may be 1.)"""
+    return isinstance(fake, FakeTensor) and any(type(n) is int and n in (1, -1) for n in (*fake.shape, *sizes))
+
+
+def _viewed(fake: FakeTensor, sizes: Any) -> Any:
+    sizes = infer_size(sizes, fake.numel())
+    strides = _strides_of_view(fake.shape, fake.stride(), sizes)
+    if strides is None:
+        raise RuntimeError(f"{VIEW_WILL_NOT_DO} (at least one dimension spans across two contiguous subspaces)")
+    return torch.ops.aten.as_strided.default(fake, sizes, strides, fake.storage_offset())
+
+
+def _strides_of_view(shape: Sequence[Any], strides: Sequence[Any], sizes: Sequence[Any]) -> list[Any] | None:
+    """The strides of a tensor viewed in other sizes; None where it cannot be (``at::detail::computeStride``).
+
+    From the last dimension on, dimensions that lie in memory as one are a chunk, which dimensions of the view share
+    among them.
+    """
+    if math.prod(shape) == 0:
+        if list(shape) == list(sizes):
+            return list(strides)
+        return [math.prod(max(n, 1) for n in sizes[d + 1 :]) for d in range(len(sizes))]
+    result: list[Any] = [1] * len(sizes)
+    left, step = len(sizes), strides[-1] if strides else 1
+    taken = given = 1
+    for d in reversed(range(len(shape))):
+        taken *= shape[d]
+        if d > 0 and (shape[d - 1] == 1 or strides[d - 1] == taken * step):
+            continue
+        while left > 0 and (given != taken or sizes[left - 1] == 1):
+            left -= 1
+            result[left] = given * step
+            given *= sizes[left]
+        if given != taken:
+            return None
+        if d > 0:
+            step, taken, given = strides[d - 1], 1, 1
+    return result
 
 
 @functools.cache
