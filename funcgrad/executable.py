@@ -106,9 +106,7 @@ def partition_joint(joint: Joint, options: Options, stages: Stages, where: str |
         def peak_of_split(split: Partition) -> int:
             return peak_of(graphs_to_run(joint, split, peak_of))
 
-        split = choose_partition(
-            joint, options.memory_budget, backend.name, backend.fuses, backend.refuse, peak_of_split, where
-        )
+        split = choose_partition(joint, options.memory_budget, backend.name, backend.target, peak_of_split, where)
         return Partitioned(joint, backend, split, graphs_to_run(joint, split, peak_of), kernels_of, schedule_of)
 
 
@@ -130,7 +128,7 @@ def rewritten(joint: Joint, backend: Backend, options: Options) -> Joint:
     for name, rewrite in backend.rewritings.items():
         graph = logged(name, graph, rewrite)
     joint = with_steps(evolve(joint, graph=graph), keep=not is_limited)
-    return pack_random_masks(joint, (backend.fuses and joint.is_split) or is_limited)
+    return pack_random_masks(joint, (backend.target.fuses and joint.is_split) or is_limited)
 
 
 def build_all(found: Partitioned, stages: Stages) -> Executable:

@@ -16,6 +16,8 @@ from milp import least_cost
 import funcgrad as fg
 from funcgrad.backends.aten import AtenBackend
 from funcgrad.backends.peak import predicted_peak
+from funcgrad.loops.lower import Target
+from funcgrad.machine import CPU
 from funcgrad.partition.budget import frontier
 from funcgrad.partition.cost import costs_again
 from funcgrad.partition.roles import Roles
@@ -242,7 +244,7 @@ def test_random_graphs_within_a_fraction(ops, fraction):
 
 def model_of(f, args):
     joint = fg.value_and_grad_compiled(f, backend="aten").program(*args).joint
-    costs, _ = costs_again(joint.graph, False)
+    costs, _ = costs_again(joint.graph, Target(CPU, fuses=False))
     return Model(joint.graph, Roles(joint.graph, False), costs, ())
 
 
@@ -298,7 +300,7 @@ def test_the_model_takes_as_much_memory_as_the_schedule(name):
     program = fg.value_and_grad_compiled(f, backend="aten").program(*make())
     joint, backend = program.joint, AtenBackend()
     peak = predicted_peak([backend.schedule(backend.lower(joint.graph))])
-    costs, _ = costs_again(joint.graph, False)
+    costs, _ = costs_again(joint.graph, Target(CPU, fuses=False))
     model = Model(joint.graph, Roles(joint.graph, False), costs, ())
     assert 0.99 <= model.run(model.start(program.partition.kept)).peak / peak <= 1.2
 

@@ -33,6 +33,7 @@ from funcgrad.backends.triton_language import Triton
 from funcgrad.engine.region import reset
 from funcgrad.loops.ir import Kernel
 from funcgrad.loops.table import TABLE
+from funcgrad.machine import GPU
 from funcgrad.memory.steps import Extern
 from funcgrad.philox import philox
 from funcgrad.slots import Saved
@@ -65,8 +66,8 @@ def text_of(program):
 LIMITS = {
     "as they are": {},
     "long rows": {"_LONGEST": 4, "_STEP": 8},
-    "many tiles": {"_TILE": 16, "_STRIP": 4, "_PROGRAMS": 7},
-    "both": {"_LONGEST": 4, "_STEP": 8, "_STRIP": 8, "_TILE": 16, "_PROGRAMS": 2},
+    "many tiles": {"_TILE": 16, "_STRIP": 4, "programs": 7},
+    "both": {"_LONGEST": 4, "_STEP": 8, "_STRIP": 8, "_TILE": 16, "programs": 2},
     "wide": {"WIDE_FROM": 0},
 }
 """Where kernels take other forms: rows that are gone along, programs that compute several tiles, indices of 64 bits."""
@@ -74,7 +75,11 @@ LIMITS = {
 
 def limit(monkeypatch, limits):
     for name, value in LIMITS[limits].items():
-        monkeypatch.setattr(triton_language if name == "WIDE_FROM" else triton, name, value)
+        if name == "programs":
+            fewer = evolve(GPU, programs=value)
+            monkeypatch.setattr(choose, "TritonBackend", lambda device, fewer=fewer: TritonBackend(device, fewer))
+        else:
+            monkeypatch.setattr(triton_language if name == "WIDE_FROM" else triton, name, value)
 
 
 EVERY_FORM = [

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 import triton as real_triton
+from attrs import evolve
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -17,6 +18,7 @@ from triton_samples import FORWARD, column_totals, draws, scans
 import funcgrad as fg
 from funcgrad.backends import triton, triton_language
 from funcgrad.backends.fused import TritonBackend
+from funcgrad.machine import GPU
 from funcgrad.memory.steps import Launch
 from funcgrad.source import compile_module
 
@@ -37,12 +39,12 @@ def every_operation(x, w, half, truth):
 
 
 def compile_all(program):
-    backend = TritonBackend(torch.device("cpu"))
+    backend = TritonBackend(torch.device("cpu"), machine)
     for kernels in program.kernels:
         schedule = backend.schedule(backend.lower(kernels.graph))
         module = compile_module(backend.emit(schedule)[1])
         for kernel in (k for step in schedule.steps if isinstance(step, Launch) for k in step.kernels):
-            printed = triton.print_kernel(kernel)
+            printed = triton.print_kernel(kernel, machine)
             dtypes = {b.name: b.dtype for b in kernel.parameters}
             compile_one(module[printed.name], [*dtypes.values(), *(p.dtype for p in printed.partials)], printed.warps)
             for i, p in enumerate(printed.partials):
@@ -50,6 +52,7 @@ def compile_all(program):
 
 
 compiled_before = set()
+machine = GPU
 
 
 def compile_one(kernel, dtypes, warps):
@@ -72,7 +75,8 @@ for f, argument in CASES.values():
 for f, *arguments in FORWARD.values():
     compile_all(fg.jit(f, backend="aten").program(*arguments))
 compile_all(fg.jit(draws, backend="aten", rng="philox").program(x))
-triton._LONGEST, triton._STEP, triton._STRIP, triton._TILE, triton._PROGRAMS = 8, 16, 16, 64, 2
+triton._LONGEST, triton._STEP, triton._STRIP, triton._TILE = 8, 16, 16, 64
+machine = evolve(GPU, programs=2)
 compile_all(fg.grad_compiled(column_totals, backend="aten").program(x))
 compile_all(fg.jit(scans, backend="aten").program(x))
 triton_language.WIDE_FROM = 0

@@ -34,7 +34,8 @@ from ..graphs import (
     where_of,
 )
 from ..lifetimes import Lifetimes
-from ..loops.lower import Refuse
+from ..loops.lower import Target
+from ..machine import CPU, Machine
 from ..memory.schedule import Kernels, Schedule
 from ..memory.steps import Call, Extern, Free, Step
 from ..opaque_calls import given_whole
@@ -53,9 +54,10 @@ class AtenBackend:
     """See the module's docstring."""
 
     name = "aten"
-    fuses = False
-    refuse: Refuse | None = None
     rewritings: Mapping[str, Callable[[Graph], Graph]] = {}
+
+    def __init__(self, machine: Machine = CPU) -> None:
+        self.target = Target(machine, fuses=False)
 
     def lower(self, graph: Graph) -> Kernels:
         calls = [n for n in graph.fx.nodes if n.op == "call_function"]

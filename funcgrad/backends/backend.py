@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ..graphs import Graph
-from ..loops.lower import Refuse
+from ..loops.lower import Target
 from ..memory.schedule import Kernels, Schedule
 from ..source import Source
 
@@ -27,10 +27,8 @@ class Backend(Protocol):
     """The four steps of a backend. Values in and out of a runnable are those of the graph's signature, in order."""
 
     name: str
-    fuses: bool
-    """Whether a value can be computed in the kernel that reads it."""
-    refuse: Refuse | None
-    """Which values it has no kernels for, and leaves to the library; None where it has all."""
+    target: Target
+    """What it compiles for: the machine, and which values it has kernels for."""
     rewritings: Mapping[str, Callable[[Graph], Graph]]
     """By name, in order, what makes of a joint graph one that this backend runs faster, and that computes the same."""
 

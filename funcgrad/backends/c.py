@@ -19,6 +19,7 @@ from attrs import frozen
 from ..loops.costs import cost_of
 from ..loops.groups import TURNS
 from ..loops.ir import Expr, Kernel, Load, Op, Put, Scanned, Stage, Store, Total, computed, walk
+from ..machine import CPU, Machine
 from ..symbolic.known import divides, is_few
 from ..symbolic.sizes import PREFIX, Size, hint
 from .c_lanes import lanes_function, lanes_of
@@ -39,10 +40,6 @@ computes the columns that are left over one by one, where OpenMP reduces."""
 _FEWEST = 4
 """Columns of a number that is not known for which vectors are worth their start, as long as there are as many as
 now."""
-
-PARALLEL_FROM = 200_000
-"""Operations, some 10 µs of them, below which threads cost more than they save: they wait for one another, on a busy
-machine for long."""
 
 
 _SYMBOL = re.compile(rf"\b{PREFIX}\w+")
@@ -68,11 +65,11 @@ class Function:
     has_threads: bool
 
 
-def print_kernel(kernel: Kernel) -> Function:
+def print_kernel(kernel: Kernel, machine: Machine = CPU) -> Function:
     """The C function of a kernel."""
-    printer = _Printer(kernel)
+    printer = _Printer(kernel, machine)
     scatters = any(isinstance(e, Put) for stage in kernel.stages for e in stage.effects)
-    text = "\n".join(scatter_function(kernel, PARALLEL_FROM) if scatters else printer.function())
+    text = "\n".join(scatter_function(kernel, machine.threads_from) if scatters else printer.function())
     sizes = size_arguments(text)
     if sizes:
         head, parenthesis, body = text.partition(") {")
@@ -90,19 +87,19 @@ def size_arguments(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_SYMBOL.findall(text)))
 
 
-def may_be_parallel(work: int | Size) -> bool:
+def may_be_parallel(work: int | Size, machine: Machine) -> bool:
     """Whether so much work is worth threads; of work that is known when the program runs, that is asked then."""
-    return isinstance(work, Size) or work >= PARALLEL_FROM
+    return isinstance(work, Size) or work >= machine.threads_from
 
 
-def is_worth_threads(work: int | Size) -> str:
+def is_worth_threads(work: int | Size, machine: Machine) -> str:
     """The same as C, where there are ``threads``."""
-    return "threads > 1" + (f" && {work} >= {PARALLEL_FROM}" if isinstance(work, Size) else "")
+    return "threads > 1" + (f" && {work} >= {machine.threads_from}" if isinstance(work, Size) else "")
 
 
 class _Printer:
-    def __init__(self, kernel: Kernel) -> None:
-        self._kernel = kernel
+    def __init__(self, kernel: Kernel, machine: Machine) -> None:
+        self._kernel, self._machine = kernel, machine
         self._parameters = kernel.names
         self._language = C(self._parameters, kernel.columns[-1] if kernel.columns else None)
         self._rows = math.prod(a.size for a in kernel.rows)
@@ -122,7 +119,7 @@ class _Printer:
         lines = self._language.variables()
         if self._is_parallel and self._totals:  # else in the region in which it is called
             lines += ["const int threads = omp_get_max_threads();", *self._totals.before()]
-            lines.append(f"#pragma omp parallel num_threads(threads) if ({is_worth_threads(self.work)})")
+            lines.append(f"#pragma omp parallel num_threads(threads) if ({is_worth_threads(self.work, self._machine)})")
         freed = [f"free({name});" for name in self._in_arrays.values()] if self._on_heap() else []
         inside = indented([*self._totals.thread(), *arrays, *body, *freed, *self._totals.thread_end()])
         lines += ["{", *inside, "}", *self._totals.after()]
@@ -139,12 +136,13 @@ class _Printer:
     def work(self) -> int | Size:
         """Operations, roughly."""
         found = walk([e.value for stage in self._kernel.stages for e in stage.effects])
-        each = 1 + sum(cost_of(e.name).in_lanes if isinstance(e, Op) else isinstance(e, Load) for e in found if e.full)
+        costs = [cost_of(e.name, self._machine).in_lanes for e in found if e.full and isinstance(e, Op)]
+        each = 1 + sum(costs) + sum(e.full and isinstance(e, Load) for e in found)
         return self._rows * self._columns * each
 
     @property
     def _is_parallel(self) -> bool:
-        return may_be_parallel(self.work) and (
+        return may_be_parallel(self.work, self._machine) and (
             isinstance(self._rows, Size) or self._rows > 1 or self.length is not None
         )
 

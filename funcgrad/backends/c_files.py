@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from attrs import define, field
 
 from ..loops.ir import Kernel
+from ..machine import Machine
 from ..memory.steps import Launch, size_of
 from ..symbolic.sizes import Size
 from .c import Function, is_worth_threads, may_be_parallel, print_kernel, size_arguments
@@ -27,18 +28,20 @@ _Place = tuple[str, int, int]
 """Memory: an argument or the arena, and the bytes in it."""
 
 
-def print_files(launches: Sequence[Launch], at_once: int) -> tuple[list[str], dict[str, tuple[str, ...]]]:
+def print_files(
+    launches: Sequence[Launch], at_once: int, machine: Machine
+) -> tuple[list[str], dict[str, tuple[str, ...]]]:
     """The C files of launches: their kernels, ``at_once`` in a file, and with the last ones a function for each
     launch; and for each launch the symbolic sizes it takes, after its buffers."""
     kernels: dict[str, Function] = {}
     lines: list[str] = []
     sizes: dict[str, tuple[str, ...]] = {}
     for launch in launches:
-        printed = [(kernel, print_kernel(kernel)) for kernel in launch.kernels]
+        printed = [(kernel, print_kernel(kernel, machine)) for kernel in launch.kernels]
         kernels |= {function.name: function for _, function in printed}
         needed = (*(f"{f.length}" for _, f in printed), *(s for _, f in printed for s in f.sizes))
         sizes[launch.name] = size_arguments(" ".join(needed))
-        lines += _launch_function(launch, printed, sizes[launch.name])
+        lines += _launch_function(launch, printed, sizes[launch.name], machine)
     groups = [[f for f in kernels.values() if (f.elements <= _FEW) == is_small] for is_small in (False, True)]
     files = [
         (_SMALL if group is groups[1] else "", group[i : i + at_once])
@@ -50,7 +53,9 @@ def print_files(launches: Sequence[Launch], at_once: int) -> tuple[list[str], di
     return [*sources[:-1], "\n".join([sources[-1], *declarations, *lines]) + "\n"], sizes
 
 
-def _launch_function(launch: Launch, printed: Sequence[tuple[Kernel, Function]], sizes: Sequence[str]) -> Iterator[str]:
+def _launch_function(
+    launch: Launch, printed: Sequence[tuple[Kernel, Function]], sizes: Sequence[str], machine: Machine
+) -> Iterator[str]:
     names = {b.name: f"a{i}" for i, b in enumerate(launch.arguments)}
     takes = ", ".join(
         [
@@ -70,12 +75,12 @@ def _launch_function(launch: Launch, printed: Sequence[tuple[Kernel, Function]],
     if arena.nbytes and not launch.room:
         yield f"  char arena[{arena.nbytes}] __attribute__((aligned(64)));"
     waves = list(_waves(printed, _places(launch, names)))
-    if any(wave.is_shared for wave in waves):
+    if any(wave.is_shared(machine) for wave in waves):
         yield "  const int threads = omp_get_max_threads();"
-    for is_shared, group in itertools.groupby(waves, lambda wave: wave.is_shared):
+    for is_shared, group in itertools.groupby(waves, lambda wave: wave.is_shared(machine)):
         together = list(group)
         if is_shared:
-            is_worth_it = is_worth_threads(sum(wave.work for wave in together))
+            is_worth_it = is_worth_threads(sum(wave.work for wave in together), machine)
             yield f"  #pragma omp parallel num_threads(threads) if ({is_worth_it})"
             yield "  {"
         for i, wave in enumerate(together):
@@ -96,18 +101,18 @@ def _launch_function(launch: Launch, printed: Sequence[tuple[Kernel, Function]],
 
 @define
 class _Wave:
-    """Kernels none of which writes to what another one knows. ``is_shared``: threads share them."""
+    """Kernels none of which writes to what another one knows."""
 
     calls: list[tuple[Kernel, Function]] = field(factory=list)
     reads: list[_Place] = field(factory=list)
     writes: list[_Place] = field(factory=list)
 
-    @property
-    def is_shared(self) -> bool:
+    def is_shared(self, machine: Machine) -> bool:
+        """Whether threads share them."""
         functions = [f for _, f in self.calls]
         if any(f.has_threads for f in functions) or not (len(functions) > 1 or any(f.is_cut for f in functions)):
             return False
-        return may_be_parallel(self.work)
+        return may_be_parallel(self.work, machine)
 
     @property
     def work(self) -> int | Size:

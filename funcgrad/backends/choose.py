@@ -8,6 +8,7 @@ import torch
 
 from ..errors import BuildError, MissingCompilerWarning
 from ..graphs import Graph, device_of
+from ..machine import machine_of
 from ..options import ENVIRONMENT, Options
 from .aten import AtenBackend
 from .backend import Backend
@@ -31,7 +32,7 @@ def choose_backend(options: Options, graph: Graph) -> Backend:
     if name == "triton":
         _require_triton(device)
         return TritonBackend(device)
-    return AtenBackend()
+    return AtenBackend(machine_of(device))
 
 
 def _fastest(device: torch.device) -> str:

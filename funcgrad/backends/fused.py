@@ -25,9 +25,10 @@ from ..loops.groups import Decision, ExternTask, Fused, Group
 from ..loops.index import row_major
 from ..loops.ir import Buffer, Kernel
 from ..loops.kernel import kernels_of
-from ..loops.lower import Lowering, Refuse, lower
+from ..loops.lower import Lowering, Target, lower
 from ..loops.values import Memory, Value
 from ..loops.verify import verify
+from ..machine import CPU, GPU, Machine
 from ..memory import arena, in_place
 from ..memory.heap import keep_what_is_free
 from ..memory.layout import Part, as_read, parts_of_stacks
@@ -65,12 +66,13 @@ class CBackend:
     """C, for tensors of the CPU."""
 
     name = "c"
-    fuses = True
-    refuse: Refuse | None = None
     rewritings: Mapping[str, Callable[[Graph], Graph]] = {"channels last": channels_last, "normalised": normalised}
 
+    def __init__(self, machine: Machine = CPU) -> None:
+        self.target = Target(machine)
+
     def lower(self, graph: Graph) -> Kernels:
-        return _lowered(for_library(graph), torch.device("cpu"))
+        return _lowered(for_library(graph), torch.device("cpu"), self.target)
 
     def schedule(self, kernels: Kernels) -> Schedule:
         plain, steps = _scheduled(kernels, STACK, keeps=True)
@@ -84,7 +86,7 @@ class CBackend:
 
     def emit(self, schedule: Schedule) -> tuple[Source, ...]:
         launches = [s for s in schedule.steps if isinstance(s, Launch)]
-        files, sizes = print_files(launches, _KERNELS_IN_A_FILE) if launches else ([], {})
+        files, sizes = print_files(launches, _KERNELS_IN_A_FILE, self.target.machine) if launches else ([], {})
         counts = {
             launch.name: (len(launch.takes) + len(sizes[launch.name]), bool(launch.checks)) for launch in launches
         }
@@ -106,15 +108,14 @@ class TritonBackend:
     """Triton, for tensors of one CUDA device; for those of the CPU where Triton interprets kernels."""
 
     name = "triton"
-    fuses = True
     rewritings: Mapping[str, Callable[[Graph], Graph]] = {"normalised": normalised}
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, machine: Machine = GPU) -> None:
         self._device = device
-        self.refuse: Refuse | None = triton_scatter.refuse
+        self.target = Target(machine, refuse=triton_scatter.refuse)
 
     def lower(self, graph: Graph) -> Kernels:
-        kernels = _lowered(graph, self._device, self.refuse)
+        kernels = _lowered(graph, self._device, self.target)
         if not all(is_static(b) for k in kernels.steps if isinstance(k, Kernel) for b in k.parameters):
             raise SizeError("Triton kernels are printed for sizes that are known")
         return kernels
@@ -127,7 +128,7 @@ class TritonBackend:
         python = print_python(schedule, self._empty, self._tensor)
         names = dict.fromkeys(launch.name for launch in launches)
         return (
-            (python, Source("kernels", "triton", triton_launches.print_file(launches), names))
+            (python, Source("kernels", "triton", triton_launches.print_file(launches, self.target.machine), names))
             if launches
             else (python,)
         )
@@ -158,8 +159,8 @@ class TritonBackend:
         return f"{full}((), {number}, dtype={printer.argument(dtype)}, device={device})"
 
 
-def _lowered(graph: Graph, device: torch.device, refuse: Refuse | None = None) -> Kernels:
-    lowering = lower(graph, device, refuse)
+def _lowered(graph: Graph, device: torch.device, target: Target) -> Kernels:
+    lowering = lower(graph, device, target)
     fused = fuse(lowering, [r for r in graph.results if isinstance(r, fx.Node)], ENVIRONMENT.fuel)
     return Kernels(graph, _that_matter(graph, list(_steps(graph, lowering, fused))))
 

@@ -17,8 +17,9 @@ from collections.abc import Sequence
 import torch
 from attrs import frozen
 
-from ..loops.costs import cost_of
+from ..loops.costs import FUNCTIONS
 from ..loops.ir import Const, Expr, Kernel, Op, Put, Reduced, Scanned, Store, Total, computed, walk
+from ..machine import GPU, Machine
 from .emitter import index_text, print_expressions, row_parts
 from .triton_language import TYPES, Tile, Triton, counters, is_wide, number, power_of_two, stored, typed, value_text
 from .triton_scatter import scatter_function
@@ -37,9 +38,6 @@ _STEP = 2048
 
 _MANY = 6
 """Expensive operations from which on a thread computes fewer elements: each takes many registers."""
-
-_PROGRAMS = 1024
-"""Programs that keep totals of their own."""
 
 _PARTIALS = 1 << 22
 """Elements of the totals of all programs."""
@@ -79,12 +77,12 @@ class Printed:
     partials: tuple[Partial, ...]
 
 
-def print_kernel(kernel: Kernel) -> Printed:
+def print_kernel(kernel: Kernel, machine: Machine = GPU) -> Printed:
     """Kernels that do the same are the same text, whatever the tensors are called; the name is its digest."""
     if any(isinstance(e, Put) for stage in kernel.stages for e in stage.effects):
         lines, programs, warps = scatter_function(kernel)
         return _named(lines, (programs,), warps, ())
-    printer = _Printer(kernel)
+    printer = _Printer(kernel, machine)
     return _named(printer.functions(), printer.grid, printer.warps, printer.partials)
 
 
@@ -95,7 +93,7 @@ def _named(lines: Sequence[str], grid: tuple[int, ...], warps: int, partials: tu
 
 
 class _Printer:
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, machine: Machine) -> None:
         self._kernel = kernel
         self._parameters = kernel.names
         self._rows = math.prod(a.size for a in kernel.rows)
@@ -113,7 +111,8 @@ class _Printer:
         self._goes_along = not self._is_line and self._tile.width * self._strips < self._columns
         self._language = Triton(self._parameters, self._tile, self._wide)
         self._blocks = -(-(self._rows * self._columns if self._is_line else self._rows) // self._tile.height)
-        most = min(_PROGRAMS // self._strips, _PARTIALS // max(self._sizes.values(), default=1))
+        # those that keep totals of their own: as many as run at once
+        most = min(machine.programs // self._strips, _PARTIALS // max(self._sizes.values(), default=1))
         self._programs = min(self._blocks, max(1, most)) if self._totals else self._blocks
         self._program = "tl.program_id(1)" if self._strips > 1 else "tl.program_id(0)"
         self.grid = (self._strips, self._programs) if self._strips > 1 else (self._programs,)
@@ -136,9 +135,7 @@ class _Printer:
 
     def _warps(self) -> int:
         """Eight elements for each thread; fewer where much is computed of each, more of the longest rows."""
-        dear = sum(
-            isinstance(e, Op) and e.full and cost_of(e.name).is_dear for e in walk([e.value for e in self._effects])
-        )
+        dear = sum(isinstance(e, Op) and e.full and e.name in FUNCTIONS for e in walk([e.value for e in self._effects]))
         elements = self._tile.height * max(1, self._tile.width)
         at_most = 8 if elements <= _STEP else 16
         return max(1, min(at_most, elements // (128 if dear >= _MANY else 256)))

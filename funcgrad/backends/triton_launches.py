@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from ..loops.ir import Kernel
+from ..machine import Machine
 from ..memory.steps import Launch
 from .triton import Printed, print_kernel
 
@@ -18,7 +19,7 @@ from funcgrad.backends.triton_functions import *
 """
 
 
-def print_file(launches: Sequence[Launch]) -> str:
+def print_file(launches: Sequence[Launch], machine: Machine) -> str:
     """The text of the module."""
     kernels: dict[str, str] = {}
     functions: list[str] = []
@@ -33,7 +34,7 @@ def print_file(launches: Sequence[Launch]) -> str:
             lines.append(f"    t{i} = arena[{begin}:{end}].view({b.dtype})")
         names |= {written: names[origin] for written, origin in launch.origins.items()}
         for kernel in launch.kernels:
-            printed = print_kernel(kernel)
+            printed = print_kernel(kernel, machine)
             kernels[printed.name] = printed.text
             lines += [f"    {line}" for line in _calls(kernel, printed, names)]
         if launch.checks:

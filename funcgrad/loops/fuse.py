@@ -35,12 +35,8 @@ _LARGEST = 256
 _HELD = 2**15
 """Bytes a kernel may keep that would be free earlier, for the sake of values that only have the same loops."""
 _NEAR, _HELD_NEAR = 64, 2**18
-"""Within so many calls of the graph it may keep so many: a kernel of its own takes no time to begin, beside that of
-reading more."""
-
-_COLUMNS = 64
-"""Columns of a row beside which a function of one number for the row is nothing: it is computed number by number,
-where a loop of its own would do sixteen at once."""
+"""Within so many calls of the graph it may keep so many, or as many as could be moved in the time in which a kernel of
+its own begins."""
 
 _AGAIN = 4
 """Of what is read so often or more, as of matrices that are multiplied, it matters little how it lies."""
@@ -65,7 +61,8 @@ def fuse(lowering: Lowering, results: Sequence[fx.Node], fuel: int | None = None
 
 class _Fusion:
     def __init__(self, lowering: Lowering, fuel: int | None) -> None:
-        self._lowering = lowering
+        self._lowering, self._machine = lowering, lowering.machine
+        self._held_near = max(_HELD_NEAR, self._machine.launch * self._machine.bandwidth)
         self._fuel = math.inf if fuel is None else fuel
         self._group_of: dict[Value, Group] = {}
         self._maker: dict[str, ExternTask] = {}
@@ -214,8 +211,9 @@ class _Fusion:
             if at is None:
                 continue
             misfit = _misfit(value, at, group, domain, sources)
-            if not misfit and at.level == "row" and is_dear(value) and not _has_room(group, domain):
-                misfit = f"for each {_COLUMNS} columns one function of a row at most"
+            if not misfit and at.level == "row" and is_dear(value) and not self._has_room(group, domain):
+                columns = self._machine.columns_beside_a_function
+                misfit = f"for each {columns} columns one function of a row at most"
             if misfit:
                 why = misfit
             elif any(self._order.depends(task, group) for task in before if task is not group):
@@ -224,13 +222,19 @@ class _Fusion:
                 return domain
         return why
 
+    def _has_room(self, group: Group, domain: Domain) -> bool:
+        """Whether its rows are long enough for one more expensive operation on a number for the row."""
+        dear = [v for v in group.members if is_dear(v) and (at := place(v, domain)) is not None and at.level == "row"]
+        needed = self._machine.columns_beside_a_function * (len(dear) + 1)
+        return needed <= math.prod(hint(a.size) for a in domain.column_axes)
+
     def _would_wait(self, value: Value, group: Group, sources: Sequence[Read]) -> bool:
         """Whether a value would wait for a group that has next to nothing in common with it, or that for the value,
         holding on to what it reads."""
         if any(s.about > group.domain.about // ROW and (s in group.members or s in group.reads) for s, _ in sources):
             return False
         at, last = self._position.get(value, self._now), self._last[group]
-        held = _HELD_NEAR if abs(at - last) < _NEAR else _HELD
+        held = self._held_near if abs(at - last) < _NEAR else _HELD
         if at < last:
             waiting = {s for s, _ in sources}
         elif all(s in group.members or s in group.reads or self._task_of(s) is None for s, _ in sources):
@@ -305,7 +309,9 @@ class _Fusion:
             return 0 if value.numel == 1 else math.inf
         if value not in self._cost:
             read = [v for v in value.inputs if isinstance(value, View) or not self._is_small(v, value)]
-            self._cost[value] = own_cost(value, in_lanes=value.numel != 1) + sum(map(self._cost_of, read))
+            self._cost[value] = own_cost(value, self._machine, in_lanes=value.numel != 1) + sum(
+                map(self._cost_of, read)
+            )
         return self._cost[value]
 
     def _is_small(self, value: Value, beside: Value) -> bool:
@@ -322,7 +328,7 @@ class _Fusion:
             if own is not None and any(g is not own for g in groups):
                 stored[value] = own
         tasks = _in_order(self._tasks, {t for t in self._tasks if isinstance(t, Group) and self._shrinks(t, stored)})
-        compute_again(tasks, stored, self._wanted, self._group_of, self._task_of)
+        compute_again(tasks, stored, self._wanted, self._group_of, self._task_of, self._machine)
         return Fused(tuple(tasks), stored, self._group_of)
 
 
@@ -347,12 +353,6 @@ def _misfit(value: Value, at: Place, group: Group, domain: Domain, sources: Sequ
         if not all(_same(a, b, there.written_out) for a, b in zip(read, there.index, strict=True)):
             return "what is read is made in other turns of its loops"
     return ""
-
-
-def _has_room(group: Group, domain: Domain) -> bool:
-    """Whether its rows are long enough for one more expensive operation on a number for the row."""
-    dear = [v for v in group.members if is_dear(v) and (at := place(v, domain)) is not None and at.level == "row"]
-    return _COLUMNS * (len(dear) + 1) <= math.prod(hint(a.size) for a in domain.column_axes)
 
 
 def _unfinished(value: Value) -> Iterable[Value]:

@@ -17,6 +17,7 @@ from torch import Tensor, fx
 from ..errors import GraphError
 from ..graph_primitives import again, item_of, scalar, size
 from ..graphs import Graph, bodies_of, device_of, is_getitem, is_view, target_text, tensors_in, value_of
+from ..machine import Machine, machine_of
 from ..symbolic import sizes
 from ..symbolic.sizes import SizeError
 from ..symbolic.torch_sizes import shape_of, strides_of
@@ -54,6 +55,16 @@ _CPU = torch.device("cpu")
 
 
 @frozen(eq=False)
+class Target:
+    """What a graph is compiled for. ``fuses``: a value can be computed in the kernel that reads it, but for those that
+    are ``refuse``d; None: none is."""
+
+    machine: Machine
+    fuses: bool = True
+    refuse: Refuse | None = None
+
+
+@frozen(eq=False)
 class Lowering:
     """What the calls of a graph have become.
 
@@ -62,9 +73,10 @@ class Lowering:
     the graph returns it, with the value that is written there; views of memory, and memory itself, need no writing and
     are not among them. ``strides``: how each of these lies in memory, by the dimensions of its value: what is copied in
     another order of dimensions is written there at once. ``checks``: bools that say whether a call was given an index
-    that is out of bounds.
+    that is out of bounds. ``machine``: what kernels are made for.
     """
 
+    machine: Machine
     values: Mapping[fx.Node, Value]
     externs: Mapping[fx.Node, str]
     buffers: Mapping[fx.Node, Value]
@@ -84,12 +96,14 @@ class Lowering:
         return [b for n in node.all_input_nodes for b in self.bases(n)]
 
 
-def lower(graph: Graph, device: torch.device | None = None, refuse: Refuse | None = None) -> Lowering:
+def lower(graph: Graph, device: torch.device | None = None, target: Target | None = None) -> Lowering:
     """Take the rows of the op table for the nodes that have one, and see which tensors must exist.
 
-    Kernels run on ``device`` (None: that of the graph); what the backend refuses is left to the library.
+    Kernels run on ``device`` (None: that of the graph), for which there is a ``target``; what that refuses is left to
+    the library.
     """
     device = device or device_of(graph)
+    target = target or Target(machine_of(device))
     values: dict[fx.Node, Any] = {}
     externs: dict[fx.Node, str] = {}
     checks: dict[fx.Node, tuple[Value, ...]] = {}
@@ -99,7 +113,7 @@ def lower(graph: Graph, device: torch.device | None = None, refuse: Refuse | Non
         elif node.op == "get_attr":
             values[node] = _constant(graph.constants[str(node.target)], node)
         elif node.op == "call_function":
-            found = _value(node, values, device, refuse)
+            found = _value(node, values, device, target.refuse)
             if isinstance(found, str):
                 externs[node] = found
                 found = _exists(node, value_of(node))
@@ -112,7 +126,8 @@ def lower(graph: Graph, device: torch.device | None = None, refuse: Refuse | Non
     }
     buffers = {node: value for node, (value, _) in written.items()}
     strides = {node: found for node, (_, found) in written.items()}
-    return Lowering({n: v for n, v in values.items() if isinstance(v, Value)}, externs, buffers, strides, checks)
+    known = {n: v for n, v in values.items() if isinstance(v, Value)}
+    return Lowering(target.machine, known, externs, buffers, strides, checks)
 
 
 def _value(node: fx.Node, values: Mapping[fx.Node, Any], device: torch.device, refuse: Refuse | None) -> Any:

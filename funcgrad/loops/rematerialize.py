@@ -12,17 +12,19 @@ from collections.abc import Callable, Mapping, Sequence
 
 from attrs import frozen
 
+from ..machine import Machine
 from .costs import own_cost
 from .gather import Gather
 from .groups import ROW, Group, Task
 from .values import Count, Map, Memory, Number, Value, View, Within
 
-_AT_MOST = 64.0
-"""Operations for an element, of which a transcendental function is some twenty."""
+_AT_MOST = 16
+"""Bytes that could be moved while an element is computed again: a number that is written (into a line of cache, which
+is read first), and read, by one kernel or two."""
 
-_PUT = 8.0
-"""Operations for an element that is put where a tensor says: threads seldom share these, as they would those of a
-kernel before."""
+_PUT = 2
+"""The same of an element that is put where a tensor says: threads seldom share these, as they would those of a kernel
+before."""
 
 _LOOKS = 3
 """Ways in which it looks at tensors: what takes an element from each of many places (a window) is read from one."""
@@ -44,11 +46,11 @@ class _Recipe:
 
 def compute_again(
     tasks: Sequence[Task], stored: dict[Value, Group], wanted: set[Value], group_of: Mapping[Value, Group],
-    maker: Callable[[Value], Task | None],
+    maker: Callable[[Value], Task | None], machine: Machine,
 ) -> None:  # fmt: skip
     """Let groups that come later compute what they read from others. ``stored``: what kernels leave for others, and
     which; ``wanted``: what has to be in memory; ``maker``: the task that makes a value. Changes ``stored``, and what
-    groups read; their order stands, since what is read instead is made before."""
+    groups read; their order stands, since what is read instead is made before. ``machine``: what runs it."""
     at = {task: i for i, task in enumerate(tasks)}
     readers: dict[Value, list[Group]] = {}
     for task in tasks:
@@ -58,11 +60,11 @@ def compute_again(
         later = [g for g in readers.get(value, ()) if g is not own]
         if value in wanted or value.about < _FROM or not later:
             continue
-        recipe = _recipe(value, stored, group_of)
+        recipe = _recipe(value, stored, group_of, machine)
         if (
             recipe is None
             or _reads_more(value, recipe, later)
-            or not all(_pays(value, recipe, g, stored, readers, at, maker) for g in later)
+            or not all(_pays(value, recipe, g, stored, readers, at, maker, machine) for g in later)
         ):
             continue
         del stored[value]
@@ -74,17 +76,20 @@ def compute_again(
                 readers.setdefault(source, []).append(group)
 
 
-def _recipe(value: Value, stored: Mapping[Value, Group], group_of: Mapping[Value, Group]) -> _Recipe | None:
+def _recipe(
+    value: Value, stored: Mapping[Value, Group], group_of: Mapping[Value, Group], machine: Machine
+) -> _Recipe | None:
     """How to compute a value from what is in memory; None where that takes a loop, or too long."""
     sources: set[Value] = set()
     kept: set[Value] = set()
+    most = machine.operations_meanwhile(_AT_MOST)
     cost, looks, gathers, pending, seen = 0.0, 0, False, [value], {value}
     while pending:
         current = pending.pop()
         if current is not value and (current in stored or isinstance(current, Memory)):
             sources.add(current)
         elif isinstance(current, (Map, View, Within, Number, Count, Gather)):
-            cost += own_cost(current)
+            cost += own_cost(current, machine)
             gathers = gathers or isinstance(current, Gather)
             looks += isinstance(current, (View, Within)) and current.arg.about * ROW > value.about
             new = [v for v in current.inputs if v not in seen]
@@ -95,7 +100,7 @@ def _recipe(value: Value, stored: Mapping[Value, Group], group_of: Mapping[Value
             kept.add(current)
         else:
             return None
-        if cost > _AT_MOST or looks > _LOOKS:
+        if cost > most or looks > _LOOKS:
             return None
     return _Recipe(frozenset(sources), frozenset(kept), cost, gathers)
 
@@ -110,7 +115,7 @@ def _reads_more(value: Value, recipe: _Recipe, groups: Sequence[Group]) -> bool:
 def _pays(
     value: Value, recipe: _Recipe, group: Group, stored: Mapping[Value, Group],
     readers: Mapping[Value, Sequence[Group]],
-    at: Mapping[Task, int], maker: Callable[[Value], Task | None],
+    at: Mapping[Task, int], maker: Callable[[Value], Task | None], machine: Machine,
 ) -> bool:  # fmt: skip
     """Whether a group computes it in few operations, and what has to be kept for it, and would not be, is no more
     than the value."""
@@ -120,7 +125,7 @@ def _pays(
         more += 0 if is_given or any(at[g] >= at[group] for g in readers.get(source, ())) else source.nbytes
     # what is broadcast there would be computed for each place it goes to
     spread = max(1.0, group.domain.about / value.about)
-    most = _AT_MOST if group.scatter is None else _PUT
+    most = machine.operations_meanwhile(_AT_MOST if group.scatter is None else _PUT)
     if more > value.nbytes:
         return False
     if recipe.gathers and group.scatter is None:  # what was gathered is read faster, since it is in order

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from .costs import cost_of
+from ..machine import CPU
+from .costs import FUNCTIONS, cost_of
 from .groups import TURNS
 from .ir import Effect, Expr, Load, Op, Reduced, Scanned, Stage, Store, Total, walk
 
@@ -128,7 +129,7 @@ def _origin(expr: Expr) -> Expr | None:
         current = pending.pop()
         if not current.full or current in dear:
             continue
-        if isinstance(current, Op) and cost_of(current.name).is_dear and current is not expr:
+        if isinstance(current, Op) and current.name in FUNCTIONS and current is not expr:
             dear.add(current)
             continue
         cost += _cost(current)
@@ -152,7 +153,7 @@ def _numbered(roots: Sequence[Expr]) -> dict[Expr, int]:
         number = max((numbers[a] for a in expr.args), default=0)
         if isinstance(expr, Op) and expr.name in TURNS and turned.get(expr.operands[0], -1) >= number:
             number = turned[expr.operands[0]]
-        elif expr.full and isinstance(expr, Op) and cost_of(expr.name).is_dear:
+        elif expr.full and isinstance(expr, Op) and expr.name in FUNCTIONS:
             while spent.get(number, 0) >= _AT_ONCE or number in in_order:
                 number += 1
             spent[number] = spent.get(number, 0) + 1
@@ -198,6 +199,6 @@ def _again(expr: Expr) -> float:
 
 def _cost(expr: Expr) -> float:
     """What an element costs, given those it is made of."""
-    if isinstance(expr, Op):
-        return cost_of(expr.name).alone
+    if isinstance(expr, Op):  # walks are loops over memory; Triton holds in registers what they keep
+        return cost_of(expr.name, CPU).alone
     return _KEPT_FROM if isinstance(expr, Scanned) else 0.5 if isinstance(expr, Load) else 0.0

@@ -20,7 +20,7 @@ from torch import fx
 from ..errors import PartitionError
 from ..graphs import ancestors, is_view, nbytes, value_of
 from ..joint import Joint
-from ..loops.lower import Refuse
+from ..loops.lower import Target
 from ..show.units import in_bytes
 from ..slots import of_backward
 from .cost import costs_again
@@ -45,8 +45,7 @@ def within(
     budget: int | float,
     start: Partition,
     is_split: bool,
-    fuses: bool,
-    refuse: Refuse | None,
+    target: Target,
     peak_of: Callable[[Partition], int],
     where: str | None,
 ) -> Partition:
@@ -58,7 +57,7 @@ def within(
     """
     graph = joint.graph
     roles = Roles(graph, is_split)
-    costs, fused = costs_again(graph, fuses, refuse)
+    costs, fused = costs_again(graph, target)
     model = Model(graph, roles, costs, fused, start.kept)
     allowed = budget if isinstance(budget, int) else _as_autograd(joint, model, roles, peak_of) * budget
     total = max(sum(costs.values()), 1.0)

@@ -9,7 +9,7 @@ from attrs import asdict, evolve
 
 from ..cache.store import Store, digest
 from ..joint import Joint
-from ..loops.lower import Refuse
+from ..loops.lower import Target
 from ..options import ENVIRONMENT
 from .budget import within
 from .cost import fused_costs
@@ -22,18 +22,16 @@ def choose_partition(
     joint: Joint,
     budget: int | float | None,
     backend: str,
-    fuses: bool,
-    refuse: Refuse | None,
+    target: Target,
     peak_of: Callable[[Partition], int],
     where: str | None,
 ) -> Partition:
-    """``fuses``: the backend can compute a value in the kernel that reads it, but for those that it ``refuse``s.
-    ``peak_of``: the most bytes alive at a time, by the schedules of a partition. ``where``: the line of the function,
-    for errors."""
+    """``target``: what the backend compiles for. ``peak_of``: the most bytes alive at a time, by the schedules of a
+    partition. ``where``: the line of the function, for errors."""
     is_split = joint.is_split
-    costs = fused_costs(joint.graph, refuse) if fuses and is_split else {}
+    costs = fused_costs(joint.graph, target) if target.fuses and is_split else {}
     text = fingerprint(joint, costs, is_split)
-    name = digest(text) if budget is None else digest(text, backend, repr(budget))
+    name = digest(text) if budget is None else digest(text, backend, repr(target.machine), repr(budget))
     known = _STORE.get(name)
     if known is not None:
         split = partition(joint, costs, known["kept"], is_split)
@@ -45,6 +43,6 @@ def choose_partition(
             return split
     split = partition(joint, costs, None, is_split)
     if budget is not None:
-        split = within(joint, budget, split, is_split, fuses, refuse, peak_of, where)
+        split = within(joint, budget, split, is_split, target, peak_of, where)
     _STORE.put(name, {"kept": sorted(split.kept), "limit": asdict(split.limit) if split.limit else None})
     return split

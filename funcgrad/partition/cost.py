@@ -8,27 +8,21 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from ..control_flow import scan
 from ..graphs import Graph, bodies_of, is_getitem, is_view, nbytes, pass_of, tensors_in, value_of
 from ..loops.costs import own_cost
-from ..loops.lower import Lowering, Refuse, lower
+from ..loops.lower import Lowering, Target, lower
 from ..loops.values import below
 from ..symbolic.sizes import hint
 
-_BYTES = 0.25
-"""How many bytes a processor moves while it adds two numbers: eight lanes add 25 times as fast as a core's share of
-memory moves one."""
-_BYTES_OF_A_PRODUCT = 0.0625
-"""The same for an operation of a matrix product, four of which take the time of an addition elsewhere."""
 
-
-def fused_costs(graph: Graph, refuse: Refuse | None = None) -> Mapping[fx.Node, float]:
+def fused_costs(graph: Graph, target: Target) -> Mapping[fx.Node, float]:
     """For each forward value that would be computed in the kernel that reads it: the cost of that, in bytes that
-    could be moved meanwhile. A value that a library call of backward reads has to be written to memory once more.
-    ``refuse``: what the backend leaves to the library."""
-    lowering = lower(graph, refuse=refuse)
+    could be moved meanwhile. A value that a library call of backward reads has to be written to memory once more."""
+    lowering = lower(graph, target=target)
     costs: dict[fx.Node, float] = {}
     for node in graph.fx.nodes:
         if (
@@ -39,27 +33,34 @@ def fused_costs(graph: Graph, refuse: Refuse | None = None) -> Mapping[fx.Node, 
         ):
             operations = _operations(node, lowering)
             if operations < math.inf:
-                costs[node] = _BYTES * operations + (
+                costs[node] = target.machine.bytes_meanwhile(operations) + (
                     nbytes(value_of(node)) if _is_read_by_library(node, lowering) else 0
                 )
     return costs
 
 
-def costs_again(
-    graph: Graph, fuses: bool, refuse: Refuse | None = None
-) -> tuple[Mapping[fx.Node, float], Collection[fx.Node]]:
+def costs_again(graph: Graph, target: Target) -> tuple[Mapping[fx.Node, float], Collection[fx.Node]]:
     """For each forward value, whatever computes it: the cost of computing it again, in bytes that could be moved
     meanwhile; and the values that take memory only where a library call reads them."""
-    lowering = lower(graph, refuse=refuse)
+    lowering = lower(graph, target=target)
     costs: dict[fx.Node, float] = {}
-    fused = {n for n in graph.fx.nodes if fuses and n in lowering.values and n not in lowering.externs}
+    fused = {n for n in graph.fx.nodes if target.fuses and n in lowering.values and n not in lowering.externs}
     for node in graph.fx.nodes:
         if is_getitem(node):
             costs[node] = 0.0
         elif node.op == "call_function" and pass_of(node) == "forward" and not is_view(node):
             moved = 0 if node in fused and not _is_read_by_library(node, lowering) else bytes_moved(node)
-            costs[node] = moved + flops(node, lowering) * (_BYTES if node in lowering.values else _BYTES_OF_A_PRODUCT)
+            costs[node] = moved + _time(node, lowering)
     return costs, fused
+
+
+def _time(node: fx.Node, lowering: Lowering) -> float:
+    """Of one call, in bytes that could be moved meanwhile."""
+    operations, machine = flops(node, lowering), lowering.machine
+    if node not in lowering.externs:
+        return machine.bytes_meanwhile(operations)
+    made = tensors_in(value_of(node))
+    return machine.bytes_beside_products(operations, made[0].dtype if made else torch.float32)
 
 
 def bytes_moved(node: fx.Node) -> int:
@@ -71,7 +72,9 @@ def _operations(node: fx.Node, lowering: Lowering) -> float:
     """Element-wise operations in one call; infinite where it takes a loop of its own."""
     value = lowering.values[node]
     known = {lowering.values[n] for n in node.all_input_nodes if n in lowering.values}
-    return sum(own_cost(v) * v.about for v in below([value], stop=known.__contains__) if v not in known)
+    return sum(
+        own_cost(v, lowering.machine) * v.about for v in below([value], stop=known.__contains__) if v not in known
+    )
 
 
 def _is_read_by_library(node: fx.Node, lowering: Lowering) -> bool:

@@ -21,6 +21,7 @@ from ..graphs import is_random, is_view
 from ..layers.layer import statements_of
 from ..layers.stack import inner_signature, inner_values
 from ..loops.lower import lower
+from ..machine import CPU, Machine
 from ..memory.steps import Call, Launch, size_of
 from ..partition.cost import bytes_moved, flops
 from ..show.parts import Doc, Table
@@ -58,8 +59,8 @@ class MemoryUse(Shown):
 @frozen(repr=False)
 class Cost(Shown):
     """``flops``: floating-point operations; ``bytes_moved``: what each kernel and library call reads and writes,
-    each tensor once; ``roofline_seconds``: the time that takes on this machine if every step runs at the speed of
-    the multiplier or of memory."""
+    each tensor once; ``roofline_seconds``: the time that takes on the program's device if every step runs at
+    the speed of the multiplier or of memory."""
 
     function: str
     flops: float
@@ -133,6 +134,7 @@ def cost_of(program: Program) -> Cost:
     total, moved, seconds = 0.0, 0, 0.0
     for schedule in program.schedule:
         lowering = lower(schedule.graph)
+        speeds = _speeds(lowering.machine)
         operations = {n.name: flops(n, lowering) for n in schedule.graph.fx.nodes}
         total += sum(operations.values())
         for step in schedule.steps:
@@ -145,14 +147,16 @@ def cost_of(program: Program) -> Cost:
             else:
                 continue
             moved += bytes_there
-            seconds += max(own / _speeds()[0], bytes_there / _speeds()[1])
+            seconds += max(own / speeds[0], bytes_there / speeds[1])
     return Cost(program.name, total, moved, seconds)
 
 
 @functools.cache
-def _speeds() -> tuple[float, float]:
-    """Operations and bytes a second that this machine reaches: a matrix product in the default dtype, and a copy in
-    memory."""
+def _speeds(machine: Machine) -> tuple[float, float]:
+    """Operations and bytes a second that this machine reaches: on a CPU a matrix product in the default dtype, and a
+    copy in memory; of another device, what its figures are."""
+    if machine is not CPU:
+        return machine.products[torch.get_default_dtype()], machine.bandwidth
     a, b, c = torch.ones(512, 512), torch.ones(2**24), torch.ones(2**24)
     product = min(_seconds(lambda: a @ a) for _ in range(5))
     copy = min(_seconds(lambda: c.copy_(b)) for _ in range(5))
