@@ -176,6 +176,31 @@ def test_argnums_that_name_one_argument_twice(x):
     )
 
 
+JACOBIANS = [fg.jacrev_compiled, fg.jacfwd_compiled, fg.hessian_compiled]
+
+
+@pytest.mark.parametrize("of", JACOBIANS)
+def test_jacobians_ask_of_argnums_and_arguments_what_gradients_ask(of, x):
+    """torch.func raises what it meets inside: an AttributeError of a float, an AssertionError where there is no
+    tensor."""
+    for argnums in ((), None, "x", 1.0, (0, "x")):
+        fails(fg.ArgumentError, TypeError, lambda a=argnums: of(returns_a_vector, a), f"argnums={argnums!r}")
+    for argnums in (1, -2, (0, 0)):
+        fails(fg.ArgumentError, TypeError, lambda a=argnums: of(lambda v: v.sum(), a)(x), f"argnums={argnums!r}")
+    for wrong, what in ((2.0, "a float"), ({}, "a dict"), (None, "a NoneType"), ({"a": torch.arange(3)}, "v['a'] is")):
+        fails(fg.NonDifferentiableArgumentError, TypeError, lambda w=wrong: of(lambda v: torch.ones(()))(w), what, "v")
+
+
+@pytest.mark.parametrize("options", [{"chunk_size": 0}, {"chunk_size": 1.5}, {"chunk_size": "x"}, {"randomness": "x"}])
+def test_sizes_of_chunks_and_randomness_that_are_none(options):
+    (name,) = options
+    of = [fg.vmap_compiled, *([fg.jacfwd_compiled] if name == "randomness" else JACOBIANS[::2])]
+    for transform in of:
+        fails(
+            fg.OptionError, ValueError, lambda t=transform: t(returns_a_vector, **options), f"{name}={options[name]!r}"
+        )
+
+
 @pytest.mark.parametrize("argnums", [(), True, "x", 1.0, (0, "x")])
 def test_argnums_that_are_no_positions(argnums):
     fails(
@@ -1160,6 +1185,9 @@ NOT_IN_THE_TABLE = {
     "writes={writes": "what is no position",
     "a function that writes to its arguments is given a derivative": "options that contradict each other",
     "vmap_method={": "an option without such a value",
+    "randomness={randomness!r}": "an option without such a value",
+    "chunk_size={chunk_size!r}": "what is no number of samples",
+    "{path} is {describe(t)}": "what a linear function is called with (tests/test_transforms.py)",
     "{layout.name} returned {tree}": "a result of another structure",
     "{layout.name} returned a tensor on": "a result on another device",
     "not a tuple of {len(layout.args)} cotangents": "a rule that returns something else",

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import func, nn
 from torch.autograd import forward_ad
+from torch.utils import _pytree as pytree
 from transformed import F64, OPTIONS, jit, same
 
 import funcgrad as fg
@@ -126,6 +127,31 @@ def basis(point):
     """A batch of tangents."""
     generator = torch.Generator().manual_seed(0)
     return fg.tree_map(lambda v: torch.randn(4, *v.shape, dtype=F64, generator=generator), point)
+
+
+def test_what_has_no_derivative_comes_out_of_linearize_as_zeros_or_as_it_is(x):
+    for f in (lambda x: (x.sin(), (x > 0).sum(), {"n": 3, "s": "t", "none": None}), lambda x: "t", lambda x: x > 0):
+        out, push = fg.linearize_compiled(f, x, **OPTIONS)
+        wanted, eager = func.linearize(f, x)
+        same(out, wanted)
+        found, expected = push(x.cos()), eager(x.cos())
+        assert fg.tree_map(type, found) == fg.tree_map(
+            lambda v: torch.Tensor if torch.is_tensor(v) else type(v), expected
+        )
+        for a, b in zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True):
+            assert torch.equal(a, b) and a.dtype == b.dtype if torch.is_tensor(a) else a == b
+        batch = torch.eye(5, dtype=F64)
+        if isinstance(out, tuple):
+            same(func.vmap(lambda t: push(t)[:2])(batch), (torch.diag(x.cos()), torch.zeros(5, dtype=torch.int64)))
+
+
+@pytest.mark.parametrize(
+    "wrong", [torch.ones(5), torch.ones(4, dtype=F64), 1.0, torch.ones(5, dtype=F64, device="meta")]
+)
+def test_tangents_are_of_the_kind_of_their_primals(x, wrong):
+    push = fg.linearize_compiled(torch.mul, x, x, **OPTIONS)[1]
+    with pytest.raises(fg.ArgumentError, match=r"tangents\[1\] is a float(.|\n)*float64 tensor of shape \[5\] on cpu"):
+        push(x, wrong)
 
 
 def test_linearize_compiled(point):

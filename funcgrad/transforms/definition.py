@@ -75,6 +75,46 @@ def argument_names(function: Callable[..., Any], n: int) -> list[str]:
     return [names[i] if i < len(names) else f"{rest}[{i - len(names)}]" for i in range(n)]
 
 
+def checked_argnums(argnums: Any) -> int | tuple[int, ...]:
+    """``argnums`` of a transform; raises ``ArgumentError`` for what is none."""
+    if type(argnums) is int:
+        return argnums
+    if isinstance(argnums, (tuple, list)) and argnums and all(type(i) is int for i in argnums):
+        return tuple(argnums)
+    raise ArgumentError(f"argnums={argnums!r}", fix="pass an int, or a tuple of ints with at least one")
+
+
+def positions_of(argnums: int | tuple[int, ...], root: Callable[..., Any], n: int) -> list[int]:
+    """Which of ``n`` positional arguments of ``root`` they name."""
+    wanted = argnums if isinstance(argnums, tuple) else (argnums,)
+    for i in wanted:
+        if not -n <= i < n:
+            raise ArgumentError(
+                f"argnums={argnums!r}, but {name_of(root)} was called with {n} positional arguments",
+                where=definition_line(root),
+                fix="name the argument to differentiate by its position; keyword arguments are not differentiated",
+            )
+    positions = [i % n for i in wanted]
+    if len(set(positions)) != len(positions):
+        raise ArgumentError(f"argnums={argnums!r} names an argument twice", fix="name each argument once")
+    return positions
+
+
+def has_derivative(leaf: Any) -> bool:
+    """Whether it is a tensor of real or complex numbers."""
+    return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
+
+
+def require_differentiable(leaf: Any, path: str) -> None:
+    """Raise ``NonDifferentiableArgumentError`` for an argument's leaf that has no gradient."""
+    if not has_derivative(leaf):
+        raise NonDifferentiableArgumentError(
+            f"{path} is {describe(leaf)}, which has no gradient",
+            where=path,
+            fix="make it a floating-point tensor, or pass it as an argument that is not in argnums",
+        )
+
+
 @frozen
 class Plain:
     """The function itself (``jit``)."""
@@ -145,7 +185,7 @@ class Gradient:
             return self._by_torch_func(*args, **kwargs)
         differentiable = torch.is_grad_enabled()
         with nesting() as traced, torch.enable_grad():
-            positions = self._positions(len(args))
+            positions = positions_of(self.argnums, self.root, len(args))
             prepared, wrt, trees, given = list(args), [], [], dict[int, Any]()
             for i in positions:
                 leaves, tree, paths = flatten(args[i], argument_names(self.root, len(args))[i])
@@ -178,26 +218,12 @@ class Gradient:
     def _argument_name(self, i: int) -> str:
         return argument_names(self.root, i + 1)[i] if i >= 0 else f"args[{i}]"
 
-    def _positions(self, n: int) -> list[int]:
-        wanted = self.argnums if isinstance(self.argnums, tuple) else (self.argnums,)
-        for i in wanted:
-            if not -n <= i < n:
-                raise ArgumentError(
-                    f"argnums={self.argnums!r}, but {name_of(self.root)} was called with {n} positional arguments",
-                    where=definition_line(self.root),
-                    fix="name the argument to differentiate by its position; keyword arguments are not differentiated",
-                )
-        positions = [i % n for i in wanted]
-        if len(set(positions)) != len(positions):
-            raise ArgumentError(f"argnums={self.argnums!r} names an argument twice", fix="name each argument once")
-        return positions
-
     def _split(self, result: Any) -> tuple[Tensor, Any]:
         aux = None
         if self.has_aux:
             if not isinstance(result, tuple) or len(result) != 2:
                 raise AuxError(
-                    f"has_aux=True, but {name_of(self.root)} returned {_describe(result)}",
+                    f"has_aux=True, but {name_of(self.root)} returned {describe(result)}",
                     where=definition_line(self.root),
                     fix="return (loss, aux)",
                 )
@@ -206,14 +232,14 @@ class Gradient:
             advice = "has_aux=True for a pair (loss, aux), .sum() or .mean() for many losses"
             raise NonScalarOutputError(
                 f"only a scalar floating-point tensor has a gradient, but {name_of(self.root)} returned "
-                f"{_describe(result)}",
+                f"{describe(result)}",
                 where=definition_line(self.root),
                 fix=advice,
             )
         return result, aux
 
     def _by_torch_func(self, *args: Any, **kwargs: Any) -> Any:
-        self._positions(len(args))
+        positions_of(self.argnums, self.root, len(args))
 
         def checked(*args: Any, **kwargs: Any) -> Any:
             value, aux = self._split(self.root(*args, **kwargs))
@@ -365,12 +391,7 @@ def _backward_pass(traced: bool) -> Iterator[Callable[[Tensor], Tensor]]:
 
 def _variable(leaf: Any, path: str) -> Tensor:
     """A fresh tensor to differentiate with respect to: gradients do not reach it by any other way."""
-    if not isinstance(leaf, Tensor) or not (leaf.is_floating_point() or leaf.is_complex()):
-        raise NonDifferentiableArgumentError(
-            f"{path} is {_describe(leaf)}, which has no gradient",
-            where=path,
-            fix="make it a floating-point tensor, or pass it as an argument that is not in argnums",
-        )
+    require_differentiable(leaf, path)
     return forbid_writes(leaf.view_as(leaf)) if leaf.requires_grad else leaf.detach().requires_grad_()
 
 
@@ -412,7 +433,8 @@ def _reaches_other(start: Any, own: Container[int], known: dict[Any, bool]) -> b
     return known[start]
 
 
-def _describe(value: Any) -> str:
+def describe(value: Any) -> str:
+    """A value, in a few words."""
     if isinstance(value, Tensor):
         dtype = str(value.dtype).removeprefix("torch.")
         return f"{'an' if dtype.startswith('i') else 'a'} {dtype} tensor of shape {list(value.shape)}"

@@ -8,19 +8,30 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from attrs import frozen
+from torch import Tensor
 
+from ..errors import ArgumentError, OptionError
 from ..options import Options, make_options
 from ..slots import Out, Slot
 from ..torch_private.tensors import symbolic_zeros
-from ..trees import flatten, require_same, tree_map
+from ..trees import flatten, require_same, tree_map, unflatten
 from .chunks import Fitting, in_chunks
 from .compiled import Compiled
 from .decorator import OMITTED, applied
-from .definition import Plain, argument_names, nesting
+from .definition import (
+    Plain,
+    argument_names,
+    checked_argnums,
+    describe,
+    has_derivative,
+    nesting,
+    positions_of,
+    require_differentiable,
+)
 
 Fn = Callable[..., Any]
 BatchedDraws = Literal["error", "same", "different"]
@@ -79,6 +90,7 @@ def vmap_compiled(
         return Transformed(f, transform)
 
     chosen = make_options(options)
+    _check(randomness, None if chunk_size == "auto" else chunk_size)
     if chunk_size == "auto":
         return applied(lambda f: Fitting(lambda size: of(f, size), chosen), f)
     return applied(lambda f: Compiled(of(f, chunk_size), chosen), f)
@@ -96,10 +108,12 @@ def jacrev_compiled(
     of the arguments ``argnums``, a tensor of the shape of both, one after the other. Other keyword arguments are
     options (``fg.Options``)."""
 
+    _check(chunk_size=chunk_size)
+
     def transform(f: Fn) -> Fn:
         return torch.func.jacrev(f, argnums, has_aux=has_aux, chunk_size=chunk_size)
 
-    return _decorating(f, transform, options)
+    return _jacobian(f, transform, argnums, options)
 
 
 def jacfwd_compiled(
@@ -113,10 +127,12 @@ def jacfwd_compiled(
     the arguments ``argnums``, beside primals in one pass. Result as of ``jacrev_compiled``; the better one where
     ``f`` returns more than it takes."""
 
+    _check(randomness)
+
     def transform(f: Fn) -> Fn:
         return torch.func.jacfwd(f, argnums, has_aux=has_aux, randomness=randomness)
 
-    return _decorating(f, transform, options)
+    return _jacobian(f, transform, argnums, options)
 
 
 def hessian_compiled(
@@ -129,16 +145,39 @@ def hessian_compiled(
     """The hessian of ``f``, compiled: forward over reverse in one program (``torch.func.hessian``). ``chunk_size``
     is that of the reverse pass. Other keyword arguments are options (``fg.Options``)."""
 
+    _check(chunk_size=chunk_size)
+
     def transform(f: Fn) -> Fn:
         inner = torch.func.jacrev(f, argnums, has_aux=has_aux, chunk_size=chunk_size)
         return torch.func.jacfwd(inner, argnums, has_aux=has_aux)
 
-    return _decorating(f, transform, options)
+    return _jacobian(f, transform, argnums, options)
 
 
-def _decorating(f: Any, transform: Callable[[Fn], Fn], options: dict[str, Any]) -> Any:
-    chosen = make_options(options)
-    return applied(lambda f: Compiled(Transformed(f, transform), chosen), f)
+def _check(randomness: object = "error", chunk_size: object = None) -> None:
+    """Raise ``OptionError`` for what is no value of these."""
+    if randomness not in get_args(BatchedDraws):
+        raise OptionError(f"randomness={randomness!r}", fix=f"one of {', '.join(map(repr, get_args(BatchedDraws)))}")
+    if chunk_size is not None and (type(chunk_size) is not int or chunk_size < 1):
+        raise OptionError(f"chunk_size={chunk_size!r}", fix="an int of at least 1, or None for all at once")
+
+
+def _jacobian(f: Any, transform: Callable[[Fn], Fn], argnums: Any, options: dict[str, Any]) -> Any:
+    """``transform`` of ``f``, for ``argnums`` that name arguments which have derivatives."""
+    numbers, chosen = checked_argnums(argnums), make_options(options)
+
+    def checked(f: Fn) -> Fn:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            for i in positions_of(numbers, f, len(args)):
+                name = argument_names(f, len(args))[i]
+                leaves, _, paths = flatten(args[i], name)
+                for leaf, path in zip(leaves, paths, strict=True) if leaves else [(args[i], name)]:
+                    require_differentiable(leaf, path)
+            return transform(f)(*args, **kwargs)
+
+        return call
+
+    return applied(lambda f: Compiled(Transformed(f, checked), chosen), f)
 
 
 # ── those that are called with the point they are taken at ───────────────────────────────────────────────────────────
@@ -190,17 +229,46 @@ def linearize_compiled(f: Fn, *primals: Any, **options: Any) -> Any:
     number of times, under any transform: ``torch.func.vmap(jvp_fn)`` over basis vectors is a jacobian.
 
     A linear function is the transpose of its transpose: the program is that of the backward pass, transposed
-    (arXiv:2204.10923). Tangents have the structure, shapes and dtypes of ``primals``. What is compiled of ``f`` is kept
-    for the 64 functions last named.
+    (arXiv:2204.10923). Tangents have the structure, shapes, dtypes and devices of ``primals``. A result that has no
+    derivative, an integer tensor or no tensor at all, comes back as torch.func has it: as zeros, as it is. What is
+    compiled of ``f`` is kept for the 64 functions last named.
     """
-    out, vjp_fn = vjp_compiled(f, *primals, **options)
-    transpose = torch.func.vjp(vjp_fn, tree_map(symbolic_zeros, out))[1]
+    compiled = f if isinstance(f, Compiled) else _jitted(f, make_options(options))
+    leaves: list[Any] = []
+    tree: Any = None
+
+    def differentiable(*primals: Any) -> tuple[list[Tensor], dict[int, Tensor]]:
+        nonlocal tree
+        leaves[:], tree, _ = flatten(compiled(*primals))
+        outs = [v for v in leaves if has_derivative(v)]
+        rest = {i: v for i, v in enumerate(leaves) if isinstance(v, Tensor) and not has_derivative(v)}
+        return outs or [torch.zeros(())], rest  # there is no vjp of nothing
+
+    found: Any = torch.func.vjp(differentiable, *primals, has_aux=True)
+    outs, vjp_fn, rest = found
+    transpose = torch.func.vjp(vjp_fn, tree_map(symbolic_zeros, outs))[1]
+    others = [rest.get(i, None if has_derivative(v) else v) for i, v in enumerate(leaves)]
+    inexact = [has_derivative(v) for v in leaves]
+
+    def result(values: list[Tensor], others: list[Any]) -> Any:
+        rest = iter(values)
+        return unflatten([next(rest) if has else v for has, v in zip(inexact, others, strict=True)], tree)
+
+    points, structure, _ = flatten(primals)
+    expected = [(v.shape, v.dtype, v.device) for v in points]
+    del points
 
     def jvp_fn(*tangents: Any) -> Any:
         """The Jacobian-vector product with ``tangents``."""
-        require_same(
-            flatten(primals)[1], flatten(tangents)[1], "tangents", "tangents and primals have different structure"
-        )
-        return transpose(tangents)[0]
+        given, own, paths = flatten(tangents, "tangents")
+        require_same(structure, own, "tangents", "tangents and primals have different structure")
+        for t, path, wanted in zip(given, paths, expected, strict=True):
+            if not isinstance(t, Tensor) or (t.shape, t.dtype, t.device) != wanted:
+                shape, dtype, device = wanted
+                like = f"a {str(dtype).removeprefix('torch.')} tensor of shape {list(shape)} on {device}"
+                raise ArgumentError(f"{path} is {describe(t)}", where=path, fix=f"pass what its primal is: {like}")
+        zeros = [torch.zeros_like(v) if isinstance(v, Tensor) else v for v in others]
+        return result(transpose(tangents)[0], zeros)
 
-    return out, jvp_fn
+    leaves.clear()
+    return result(outs, others), jvp_fn

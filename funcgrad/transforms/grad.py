@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, overload
 
-from ..errors import ArgumentError
 from ..options import make_options
 from .compiled import Compiled
 from .decorator import OMITTED, applied
-from .definition import Gradient, Plain
+from .definition import Gradient, Plain, checked_argnums
 
 
 @overload
@@ -90,13 +89,5 @@ def jit(f: Any = OMITTED, **options: Any) -> Any:
 
 
 def _gradient(f: Any, argnums: Any, has_aux: bool, order: tuple[str, ...], options: dict[str, Any]) -> Any:
-    positions, chosen = _argnums(argnums), make_options(options)
+    positions, chosen = checked_argnums(argnums), make_options(options)
     return applied(lambda f: Compiled(Gradient(f, positions, has_aux, order), chosen), f)
-
-
-def _argnums(argnums: Any) -> int | tuple[int, ...]:
-    if isinstance(argnums, int) and not isinstance(argnums, bool):
-        return argnums
-    if isinstance(argnums, (tuple, list)) and argnums and all(type(i) is int for i in argnums):
-        return tuple(argnums)
-    raise ArgumentError(f"argnums={argnums!r}", fix="pass an int, or a tuple of ints with at least one")
