@@ -991,6 +991,23 @@ def test_a_method_stores_tensors_on_its_object():
     torch.testing.assert_close(results[1], results[0])
 
 
+@dataclasses.dataclass
+class Held:
+    rate: float = 1.5
+
+
+def test_attributes_of_an_argument_that_python_state_holds_are_not_stored():
+    held = types.SimpleNamespace(config=Held())
+
+    def f(x, config):
+        config.__dict__.update(a=7)
+        return x * held.config.rate
+
+    with pytest.raises(fg.MutationError, match="in two places|holds"):
+        fg.jit(f, backend="aten")(X, held.config)
+    assert vars(held.config) == {"rate": 1.5}
+
+
 def test_an_object_nobody_watches_that_would_hold_a_tensor_of_the_trace_is_refused():
     with pytest.raises(fg.MutationError, match="stores into"):
         fg.jit(lambda values, x: values.put(x * 2), backend="aten")(queue.SimpleQueue(), X)

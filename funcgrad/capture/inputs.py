@@ -33,7 +33,7 @@ class Inputs:
     A tensor leaf is an input, a ``Symbolic`` leaf a symbolic float; any other leaf is static. ``names`` are those of
     the positional arguments. ``sizes``: the dimensions of tensors that are traced as symbols, by the tensors' paths.
     ``state``: the numbers of Python state that are. ``may_be_sizes``: whether numbers that are symbols may be sizes.
-    ``identities``: of the containers of the call.
+    ``identities``: of what the containers of the call keep items and attributes in, by the variables of these.
     """
 
     names: tuple[str, ...]

@@ -68,7 +68,7 @@ def into_arguments(
     held = frozenset(held)
     times = Counter(identities.values())
     for own in written:
-        real = identities[own.variable.removesuffix(ATTRIBUTES)]
+        real = identities[own.variable]
         if times[real] > 1 or real in held:
             raise refusals.STORES_INTO_SHARED(own.path, where=own.path)
     return IntoArguments(given, written, held)

@@ -14,6 +14,7 @@ from ..errors import ArgumentError
 from ..options import Options
 from ..runtime.key import spec_of
 from ..slots import Arg
+from ..state.given import given_of
 from ..trees import LEAF, Node, Tree, flatten
 from .definition import Definition, name_of
 
@@ -48,7 +49,8 @@ def take_apart(definition: Definition, options: Options, args: tuple[Any, ...], 
     keywords = Node(dict, tuple(f"[{k!r}]" for k in kwargs), tuple(kwargs), tuple(children[n:]))
     both = Node(tuple, ("[0]", "[1]"), None, (positional, keywords))
     inputs = Inputs(tuple(names), tuple(leaves), tuple(map(Arg, paths)), both)
-    return evolve(inputs, identities={own.variable: id(own.value) for own in inputs.containers(args, kwargs)})
+    given = (own for container in inputs.containers(args, kwargs) for own in given_of(container))
+    return evolve(inputs, identities={own.variable: id(own.value) for own in given})
 
 
 def positions(definition: Definition, option: str, argnums: tuple[int, ...], n: int) -> set[int]:
