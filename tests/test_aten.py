@@ -5,11 +5,13 @@ import weakref
 
 import pytest
 import torch
+import torch.nn.functional as F
 from expecttest import assert_expected_inline
 from functions import CASES
 
 import funcgrad as fg
-from funcgrad.backends.aten import AtenBackend, in_place_form
+from funcgrad.backends.aten import AtenBackend
+from funcgrad.backends.printer import in_place_form
 from funcgrad.memory.steps import Call
 from funcgrad.trees import flatten
 
@@ -133,8 +135,16 @@ def test_what_is_written_in_place(f, expected):
     torch.testing.assert_close(fg.jit(f, backend="aten")(x), f(x))
 
 
+@pytest.mark.parametrize("f", [F.gelu, F.elu, F.mish, torch.square, torch.digamma, torch.nan_to_num, F.hardsigmoid])
+def test_functions_of_elements_are_written_in_place(f):
+    x = torch.rand(4, 4)
+    compiled = fg.jit(lambda x: f(x + 1) + x, backend="aten")
+    assert compiled(x).equal(f(x + 1) + x) and in_place(compiled.program(x))
+
+
 def test_in_place_forms_have_the_same_arguments():
     aten = torch.ops.aten
+    assert in_place_form(aten.tril.default) is None
     assert in_place_form(aten.mul.Tensor) is aten.mul_.Tensor
     assert in_place_form(aten.mm.default) is None
     assert in_place_form(aten.bernoulli.p) is None

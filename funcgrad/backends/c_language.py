@@ -16,7 +16,7 @@ from attrs import frozen
 from ..loops.groups import TURNS
 from ..loops.index import Axis, Bound, Index, at_axis, is_shifted_axis, limits, substitute
 from ..loops.ir import Const, Expr, Load, Op, Scanned
-from ..loops.values import PAIRWISE
+from ..loops.values import PAIRWISE, neutral
 from ..symbolic.sizes import Size
 from .c_math import MATH
 from .emitter import Operation, index_text
@@ -103,17 +103,16 @@ _OPERATIONS: Mapping[str, Operation] = {
 
 @frozen
 class Reduction:
-    """How numbers are reduced: what they begin with, what one more makes of them, and what OpenMP calls it."""
+    """How numbers are reduced: what one more makes of them, and what OpenMP calls it."""
 
-    start: str | None  # none: the least number there is, or the greatest
     add: str
     clause: str
 
 
 REDUCTIONS = {
-    "sum": Reduction("0", "{0} + {1}", "+"), "prod": Reduction("1", "{0} * {1}", "*"),
-    "max": Reduction(None, "FG_MAX({1}, {0})", "fgmax"), "min": Reduction(None, "FG_MIN({1}, {0})", "fgmin"),
-    "any": Reduction("0", "{0} | {1}", "|"), "all": Reduction("1", "{0} & {1}", "&"),
+    "sum": Reduction("{0} + {1}", "+"), "prod": Reduction("{0} * {1}", "*"),
+    "max": Reduction("FG_MAX({1}, {0})", "fgmax"), "min": Reduction("FG_MIN({1}, {0})", "fgmin"),
+    "any": Reduction("{0} | {1}", "|"), "all": Reduction("{0} & {1}", "&"),
 }  # fmt: skip
 
 
@@ -315,10 +314,5 @@ def number(value: object, dtype: torch.dtype) -> str:
 
 def start(kind: str, dtype: torch.dtype) -> str:
     """What a reduction of numbers of a dtype begins with."""
-    text = REDUCTIONS[kind].start
-    if text is not None:
-        return text
-    if dtype.is_floating_point:
-        return "-INFINITY" if kind == "max" else "INFINITY"
-    info = torch.iinfo(dtype)
-    return number(info.min if kind == "max" else info.max, dtype)
+    value = neutral(kind, dtype)
+    return str(value) if value in (0, 1) else number(value, dtype).replace("(-INFINITY)", "-INFINITY")

@@ -45,12 +45,12 @@ from ..symbolic.names import naming
 from ..symbolic.sizes import SizeError, hint
 from ..symbolic.torch_sizes import shape_of, strides_of
 from . import triton_build, triton_launches, triton_scatter
-from .aten import Printer
 from .backend import Backend, Runnable, compiled_bodies
 from .build import function, load
 from .c_files import print_files
 from .c_language import PRELUDE, STACK
 from .fused_python import address, empty_on_cpu, print_python
+from .printer import Printer
 
 CHECK = "check"
 """How the names of buffers begin that say whether an index is wrong."""

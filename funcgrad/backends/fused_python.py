@@ -25,7 +25,7 @@ from ..symbolic.torch_sizes import shape_of, strides_of
 from ..torch_private.engine import n_dispatch_modes
 from ..torch_private.modes import count_flops
 from ..torch_private.tensors import ALONE, alone, empty_cpu, holders, over
-from .aten import Printer
+from .printer import Printer
 
 
 def print_python(

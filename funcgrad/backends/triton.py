@@ -19,6 +19,7 @@ from attrs import frozen
 
 from ..loops.costs import FUNCTIONS
 from ..loops.ir import Const, Expr, Kernel, Op, Put, Reduced, Scanned, Store, Total, computed, walk
+from ..loops.values import neutral
 from ..machine import GPU, Machine
 from .emitter import index_text, print_expressions, row_parts
 from .triton_language import TYPES, Tile, Triton, counters, is_wide, number, power_of_two, stored, typed, value_text
@@ -43,13 +44,13 @@ _PARTIALS = 1 << 22
 """Elements of the totals of all programs."""
 
 _REDUCTIONS = {
-    # kind: the start, how a number is added, the reduction of a tile
-    "sum": (0, "{} + {}", "tl.sum({})"),
-    "prod": (1, "{} * {}", "product({})"),
-    "max": (None, "maximum({}, {})", "largest({})"),
-    "min": (None, "minimum({}, {})", "smallest({})"),
-    "any": (False, "{} | {}", "any_of({})"),
-    "all": (True, "{} & {}", "all_of({})"),
+    # kind: how a number is added, the reduction of a tile
+    "sum": ("{} + {}", "tl.sum({})"),
+    "prod": ("{} * {}", "product({})"),
+    "max": ("maximum({}, {})", "largest({})"),
+    "min": ("minimum({}, {})", "smallest({})"),
+    "any": ("{} | {}", "any_of({})"),
+    "all": ("{} & {}", "all_of({})"),
 }
 
 
@@ -270,13 +271,13 @@ class _Printer:
         for scan in scans:
             name, here = self._language.running[scan], self._language.filled(scan.body, inside[scan.body])
             here = _reduced(scan.kind, scan.dtype, f"{here}, 1, keep_dims=True")
-            body.append(f"{name} = {_REDUCTIONS[scan.kind][1].format(name, here)}")
+            body.append(f"{name} = {_REDUCTIONS[scan.kind][0].format(name, here)}")
         after: list[str] = []
         for reduced in reductions:
             name = names[reduced] = f"a{next(self._numbers)}"
             lines.append(f"{name} = {self._full([self._tile.height, self._tile.width], reduced)}")
             body.append(
-                f"{name} = {_REDUCTIONS[reduced.kind][1].format(name, self._masked(reduced, inside[reduced.body]))}"
+                f"{name} = {_REDUCTIONS[reduced.kind][0].format(name, self._masked(reduced, inside[reduced.body]))}"
             )
             after.append(f"{name} = {_reduced(reduced.kind, reduced.dtype, f'{name}, 1, keep_dims=True')}")
         in_memory = [e for e in full if isinstance(e, Total) and self._is_in_memory(e)]
@@ -295,7 +296,7 @@ class _Printer:
     def _effect(self, effect: Store | Total, names: dict[Expr, str]) -> str:
         if isinstance(effect, Total):
             name = self._totals[effect]
-            return f"{name} = {_REDUCTIONS[effect.kind][1].format(name, self._masked_total(effect, names))}"
+            return f"{name} = {_REDUCTIONS[effect.kind][0].format(name, self._masked_total(effect, names))}"
         height, width = self._tile.height, self._tile.width
         # no smaller than what is written there
         least = (height > 1 or not effect.at.axes, effect.full and width > 1)
@@ -314,7 +315,7 @@ class _Printer:
         text = typed(reduced.body.value, reduced.dtype) if isinstance(reduced.body, Const) else text
         inside = self._tile.columns_inside
         return (
-            f"tl.where({inside}, {text}, {typed(_start(reduced.kind, reduced.dtype), reduced.dtype)})"
+            f"tl.where({inside}, {text}, {typed(neutral(reduced.kind, reduced.dtype), reduced.dtype)})"
             if inside
             else text
         )
@@ -323,11 +324,11 @@ class _Printer:
         dtype = total.value.dtype
         inside = " & ".join(self._tile.inside((True, total.full)))
         value = value_text(total.value, names)
-        return f"tl.where({inside}, {value}, {typed(_start(total.kind, dtype), dtype)})" if inside else value
+        return f"tl.where({inside}, {value}, {typed(neutral(total.kind, dtype), dtype)})" if inside else value
 
     def _full(self, shape: Sequence[int], of: Total | Reduced | Scanned) -> str:
         dtype = of.value.dtype if isinstance(of, Total) else of.dtype
-        return f"tl.full({list(shape)}, {number(_start(of.kind, dtype), dtype)}, {TYPES[dtype]})"
+        return f"tl.full({list(shape)}, {number(neutral(of.kind, dtype), dtype)}, {TYPES[dtype]})"
 
     # totals over rows: one sum for each program, and a kernel that adds them up
 
@@ -367,7 +368,7 @@ class _Printer:
         """Each program adds to its own; the barriers keep what one thread writes from being read by another before."""
         place = self._own(total, {total.buffer: partial}) + f" + {index_text(total.at, '//')}"
         mask = f", mask={self._tile.columns_inside}, other=0" if self._tile.columns_inside else ""
-        added = _REDUCTIONS[total.kind][1].format(f"tl.load({place}{mask})", value_text(total.value, names))
+        added = _REDUCTIONS[total.kind][0].format(f"tl.load({place}{mask})", value_text(total.value, names))
         return ["tl.debug_barrier()", stored(place, added, torch.float32, self._columns_test())]
 
     def _columns_test(self) -> list[str]:
@@ -390,7 +391,7 @@ class _Printer:
             f"    v = tl.load(s + program * size + i{mask_text})",
         ]  # fmt: skip
         if program_inside:
-            lines.append(f"    v = tl.where(program < programs, v, {typed(_start(total.kind, dtype), dtype)})")
+            lines.append(f"    v = tl.where(program < programs, v, {typed(neutral(total.kind, dtype), dtype)})")
         wide = ".to(tl.float64)" if total.kind == "sum" and TYPES[dtype] == "tl.float32" else ""
         text = _reduced(total.kind, torch.float64 if wide else dtype, f"v{wide}, 0, keep_dims=True")
         text = f"{text}.to(tl.float32)" if wide else text
@@ -401,16 +402,6 @@ class _Printer:
 
 
 def _reduced(kind: str, dtype: torch.dtype, arguments: str) -> str:
-    text = _REDUCTIONS[kind][2].format(arguments)
+    text = _REDUCTIONS[kind][1].format(arguments)
     narrow = not dtype.is_floating_point and dtype != torch.bool and dtype.itemsize < 4
     return f"{text}.to({TYPES[dtype]})" if narrow else text
-
-
-def _start(kind: str, dtype: torch.dtype) -> int | float | bool:
-    start = _REDUCTIONS[kind][0]
-    if start is not None:
-        return start
-    if dtype.is_floating_point:
-        return -math.inf if kind == "max" else math.inf
-    info = torch.iinfo(dtype)
-    return info.min if kind == "max" else info.max

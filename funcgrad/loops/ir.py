@@ -100,9 +100,6 @@ class Op(Expr):
     def args(self) -> tuple[Expr, ...]:
         return self.operands
 
-    def __str__(self) -> str:
-        return f"{self.name}({', '.join(map(str, self.operands))})"
-
 
 @frozen(eq=False)
 class _OverColumns(Expr):
@@ -118,17 +115,11 @@ class _OverColumns(Expr):
 class Reduced(_OverColumns):
     """``kind`` of ``body`` over the columns: one number for the row, known in the stage after the body's."""
 
-    def __str__(self) -> str:
-        return f"{self.kind}_columns({self.body})"
-
 
 @frozen(eq=False)
 class Scanned(_OverColumns):
     """``kind`` of ``body`` over the columns up to the present one; a walk that computes it goes through its columns
     in order."""
-
-    def __str__(self) -> str:
-        return f"running_{self.kind}({self.body})"
 
 
 @frozen

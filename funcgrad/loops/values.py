@@ -288,6 +288,18 @@ PAIRWISE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "an
 """The operation that a reduction repeats."""
 
 
+def neutral(kind: str, dtype: torch.dtype) -> float:
+    """What a reduction of numbers of a dtype begins with."""
+    if kind in ("sum", "any"):
+        return 0
+    if kind in ("prod", "all"):
+        return 1
+    if dtype.is_floating_point:
+        return -math.inf if kind == "max" else math.inf
+    info = torch.iinfo(dtype)
+    return info.min if kind == "max" else info.max
+
+
 def parts_of(value: Value, dims: Sequence[int]) -> tuple[int, list[Value]] | None:
     """One of ``dims``, and what a tensor is if it is parts one after the other along it."""
     for dim in dims if isinstance(value, Within) else ():
