@@ -22,6 +22,7 @@ from ..state.given import into_arguments
 from ..state.guards import Guard, Place
 from ..state.hooks import listening
 from ..state.impure import refuse_draw
+from ..state.late import Late
 from ..state.output import put_out_again
 from ..state.state import State, state_of
 from ..state.watch import Watch
@@ -50,6 +51,7 @@ from .facts import Facts, Source, naming
 from .floats import NotSymbolicError
 from .inner import kept_apart
 from .inputs import CapturedTensor, Inputs, Symbolic, contents_of, require_none_hidden, require_same
+from .late_reads import late_reads
 from .memory import history, neighbours, overlaps, same_objects
 from .modes import with_modes
 from .onward import Passes, calls_of
@@ -142,6 +144,8 @@ class _DryRun:
         """What the function has written to Python state in its forward pass."""
         self._given: tuple[Container, ...] = ()
         self._backward_writes = False
+        self._read_in_forward = set[int]()
+        """The captured tensors that forward reads, by identity."""
         trace = Trace(record=False, backward_autocast=None, rng=around.rng, stand_in_for=self._meet, path=around.path)
         self.trace = with_modes(trace)
         trace.at_level, trace.varying = around.at_level, around.varying
@@ -198,7 +202,7 @@ class _DryRun:
             require_unhooked(trace.hooked, leaves)
             lasting = (self._mirrored[id(t)].seen for _, t in self._reals if t.is_leaf and t.requires_grad)
             self.watch.hooked = {trace.hooked[id(v)] or "" for v in lasting if id(v) in trace.hooked}
-            self._left = trace.written() if self._replays or trace.happened is not None else None
+            self._left = trace.written() if self._replays or trace.runs_again else None
             for new in self._left.stores.values() if self._left is not None else ():
                 trace.named(new)  # it may be met here for the first time
             self.watch.first = None if self._left is None else self._left.effects
@@ -224,7 +228,12 @@ class _DryRun:
             if slot in held and id(real) not in self._asked_for:
                 raise RestartTrace(real, itself=True)
         apart = frozenset(id(g.value()) for g in others if g.how == "tensor" and self.watch.said.compares_objects)
-        return evolve(facts, state=evolve(facts.state, guards=(*facts.state.guards, *others)), also=also, apart=apart)
+        guards = (*facts.state.guards, *others)
+        late = Late(guards)  # what a derivative of a gradient reads, when that runs
+        if self._splits:
+            found = late_reads(self.watch, facts, guards, also, self._left, self._read_in_forward)
+            late = found if facts.differentiable else Late()
+        return evolve(facts, state=evolve(facts.state, guards=guards, late=late), also=also, apart=apart)
 
     def _slot_of(self, real: Tensor | None) -> Arg | None:
         """The argument that a tensor is."""
@@ -274,13 +283,10 @@ class _DryRun:
             return evolve(state_of(self.watch, written, arguments), effects=(), stores=())
         into = into_arguments(self._given, self._left.owners, self.watch.met, self._inputs.identities)
         self._left.require_replayable()
-        runs_again = self.trace.happened is not None
         if not same_effects(self._left.effects, written.effects):
             self.trace.hooks.require_opaque()
             self._backward_writes = True
-        if self._backward_writes or (runs_again and self._left.effects):
-            self.watch.require_not_read_again()
-        return evolve(state_of(self.watch, self._left, arguments), runs_again=runs_again, into=into)
+        return evolve(state_of(self.watch, self._left, arguments), runs_again=self.trace.runs_again, into=into)
 
     def _named(self, root: Callable[..., Any]) -> tuple[tuple[CapturedTensor, ...], list[tuple[Source, Tensor]]]:
         """The captured tensors met so far, and all inputs by name. Not what an inner function bound: it gets that by
@@ -391,20 +397,19 @@ class _DryRun:
 
         ``sources``: whether an input requires grad; where none does, no backward pass will be recorded.
         """
-        if self._left is not None:
-            self.watch.forward_is_done(self._left.places, self._left.containers)
         written = [self._mirrored[key].family for key in self._written()]
         roots = [v for v in dict.fromkeys([*leaves, *written]) if has_history(v)]
         hooks = self.trace.hooks
-        if roots and (python_node_below(roots) or not sources or hooks.found):
+        if roots and (python_node_below(roots) or not sources or hooks.found or self.trace.listeners.may_run):
             seeds = [torch.ones_like(v) for v in roots]
             fakes = [from_functional(inner) for seed in seeds for inner in inner_tensors(seed)]
             self.trace.reads.tape.forget(fakes)
             refused = self.trace.refused
             try:
-                with self.watch, self.trace.backward_pass(), hooks.watched():
+                with self.watch.in_backward(), self.trace.backward_pass(), hooks.watched():
                     run_passes(self.trace, roots, seeds)
             except RuntimeError as error:
+                self.watch.failed_in_backward = True
                 if self.trace.reads.allowed and isinstance(error, READS_LATER):
                     # of the gradients that come in, which are known when backward is compiled
                     hooks.require_seen()
@@ -469,6 +474,7 @@ class _DryRun:
         in_forward, wrote, failed, late = self._written(), None, None, list[Tensor]()
         changes = dict(changes_of(lineage, named, self._mirrored, groups, in_forward, in_forward, self.trace.forgotten))
         if self._splits and self._grad:
+            self._read_in_forward = {id(c.tensor) for c in captured}
             known, wrote = len(self._reals), len(self._inputs_written(slot_of))
             given_now = {id(new) for new in replaced}
             before = len(lineage.written(lambda t: id(t) in given_now))

@@ -17,11 +17,12 @@ import torch
 from attrs import frozen
 from torch import Tensor, fx
 
+from .. import refusals
 from ..capture.floats import NotSymbolicError
 from ..capture.trace import Trace
 from ..graph_primitives import Opaque, again, getitem, scalar, size
 from ..graphs import Graph, value_of, where_of
-from ..runtime.execute import Differentiable, differentiable_of, require_saved_versions, write_back
+from ..runtime.execute import Differentiable, differentiable_of, reads_as_traced, require_saved_versions, write_back
 from ..slots import Cotangent, Late, Slot, inner_path, inner_slot, outer_slot
 from ..torch_private.fakes import without_modes
 from ..torch_private.operators import is_operator
@@ -46,6 +47,10 @@ def function_of(given: Sequence[bool], context: Any, refs: Callable[[Any], Any])
         return Function(given), None
     if program.why_apart is not None:
         return Function(given), f"{program.name}, which {program.why_apart}"
+    if not reads_as_traced(context):
+        return Function(
+            given
+        ), f"{program.name}, whose backward pass reads Python state that has changed since the call"
     return Region(given, refs(context._get_compiled_autograd_symints())), None
 
 
@@ -72,6 +77,8 @@ class _Prologue:
     def __call__(self, hooks: Sequence[Any], *_: Any) -> tuple[Tensor, ...]:
         context = hooks[self.at]
         require_saved_versions(context)
+        if not reads_as_traced(context):
+            raise refusals.CHANGED_IN_CAPTURED_PASS(context.program.name, where="fg.compiled_autograd")
         # the caller's Python may write to them afterwards
         return tuple(_part(context.late[i], path).clone() for i, path in self.late)
 

@@ -19,6 +19,7 @@ from ..slots import Stored
 from .effects import Count, Effect, Grow, Refill, Store, Written, refill
 from .given import IntoArguments
 from .guards import MISSING, Constant, Guard, Place, same, same_items
+from .late import Late
 from .lines import Lines
 from .names import attributes_of, item_name
 from .output import Log, Print
@@ -33,7 +34,7 @@ _FEW = 32
 class State(Shown):
     """The guards and effects of one function. ``objects``: the paths of arguments of which something is guarded:
     these must be the same. ``runs_again``: of a pullback, which runs in ``as_it_was``. ``into``: what is stored
-    into arguments."""
+    into arguments. ``late``: what backward reads of it when it runs."""
 
     guards: tuple[Guard, ...] = ()
     effects: tuple[Effect, ...] = ()
@@ -42,6 +43,13 @@ class State(Shown):
     runs_again: bool = False
     into: IntoArguments = field(factory=IntoArguments)
     lines: Lines = field(factory=Lines)
+    late: Late = field(factory=Late)
+
+    @property
+    def of_forward(self) -> list[Guard]:
+        """The guards on what forward alone reads."""
+        late = set(map(id, self.late.guards))
+        return [guard for guard in self.guards if id(guard) not in late]
 
     @property
     def written(self) -> list[Effect]:
@@ -161,27 +169,39 @@ def _writes_to(effect: Effect, place: Place) -> bool:
 
 @contextlib.contextmanager
 def as_it_was(state: State, rebound: Iterable[tuple[Any, Any]] = ()) -> Iterator[None]:
-    """Inside, Python state is as the guards say: a derivative of a derivative runs the function again, when what it
-    read may have changed, by the function itself for one. ``rebound``: tensors that stand in the place of others
-    now, and these."""
+    """Inside, what forward alone read is as the guards say: a derivative of a derivative runs the function again, when
+    what it read may have changed, by the function itself for one. ``rebound``: tensors that stand in the place of
+    others now, and these."""
     back: list[Any] = []
-    changed: list[tuple[Guard, str]] = []
     stored = [effect.place for effect in state.effects if isinstance(effect, Store)]
     try:
         for now, then in rebound:
             for place in [place for place in stored if place.read() is now]:
                 place.write(then)
                 back.append(functools.partial(place.write, now))
-        for guard in state.guards:
+        with holding(state.of_forward) as changed:
+            before = _put_back_now.set((*_put_back_now.get(), *changed))
+            back.append(functools.partial(_put_back_now.reset, before))
+            yield
+            for guard, why in changed:  # opaque calls, of which nobody knows what they write to
+                if not guard.holds():
+                    raise refusals.CHANGED_BEFORE_BACKWARD(guard.place, why, where=str(guard.place))
+    finally:
+        for undo in reversed(back):
+            undo()
+
+
+@contextlib.contextmanager
+def holding(guards: Sequence[Guard]) -> Iterator[list[tuple[Guard, str]]]:
+    """Inside, these hold: gives those that did not, each with why."""
+    back: list[Any] = []
+    changed: list[tuple[Guard, str]] = []
+    try:
+        for guard in guards:
             if not guard.holds():
                 changed.append((guard, guard.explain()))
                 back.append(_put_back(guard))
-        before = _put_back_now.set((*_put_back_now.get(), *changed))
-        back.append(functools.partial(_put_back_now.reset, before))
-        yield
-        for guard, why in changed:  # opaque calls, of which nobody knows what they write to
-            if not guard.holds():
-                raise refusals.CHANGED_BEFORE_BACKWARD(guard.place, why, where=str(guard.place))
+        yield changed
     finally:
         for undo in reversed(back):
             undo()
@@ -189,11 +209,13 @@ def as_it_was(state: State, rebound: Iterable[tuple[Any, Any]] = ()) -> Iterator
 
 def _put_back(guard: Guard) -> Any:
     place, now = guard.place, guard.place.read()
-    if place.kind == "itself" and isinstance(place.owner, (dict, list, set)) and guard.how != "shape":
+    if place.kind == "itself" and isinstance(place.owner, (dict, list, set, deque)) and guard.how != "shape":
         held = place.owner.copy()
         refill(place.owner, guard.value)
         return lambda: refill(place.owner, held)
-    if place.kind not in ("item", "class", "slot", "cell") or guard.how in ("present", "one", "apart"):
+    is_gone = guard.how == "tensor" and guard.value() is None
+    if is_gone or place.kind in ("itself", "type", "default") or guard.how in ("present", "one", "apart", "a tensor"):
         raise refusals.CHANGED_BEFORE_BACKWARD(place, guard.explain(), where=str(place))
-    place.write(MISSING if guard.how == "absent" else guard.value)
+    was = guard.value() if guard.how == "tensor" else guard.value
+    place.write(MISSING if guard.how == "absent" else was)
     return lambda: place.write(now)
