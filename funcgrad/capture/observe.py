@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,9 +16,8 @@ from ..graph_primitives import Path
 from ..graphs import type_text
 from ..options import Randomness
 from ..slots import Arg, Base, Captured, NewGradient, NewMemory, Slot, Stored
-from ..state.effects import Refill, Store, Written, same_effects
+from ..state.effects import Written, same_effects
 from ..state.given import into_arguments
-from ..state.guards import Guard, Place
 from ..state.hooks import listening
 from ..state.impure import refuse_draw
 from ..state.late import Late
@@ -55,6 +53,7 @@ from .late_reads import late_reads
 from .memory import history, neighbours, overlaps, same_objects
 from .modes import with_modes
 from .onward import Passes, calls_of
+from .other_places import other_places
 from .outputs import look_at_outputs, results_by_slot
 from .questions import HOOKS, HOOKS_AFTER, answer_of, require_bare
 from .reads import READS_LATER
@@ -222,7 +221,7 @@ class _DryRun:
             raise NotSymbolicError("the function asks for types, and that of a symbol is another than that of a number")
         facts = evolve(facts, state=self._state(written, arguments), hooks=self.trace.hooks.kept)
         facts = evolve(facts, backward_writes=self._backward_writes)
-        also, others = self._other_places(facts)
+        also, others = other_places(facts, self.watch, inputs)
         held = {slot for _, slot in also} | {self._slot_of(c.tensor) for c in facts.captured}
         for slot, real in inputs.tensors if self._hands_over and self.watch.said.compares_objects else ():
             if slot in held and id(real) not in self._asked_for:
@@ -238,38 +237,6 @@ class _DryRun:
     def _slot_of(self, real: Tensor | None) -> Arg | None:
         """The argument that a tensor is."""
         return next((slot for slot, t in self._inputs.tensors if t is real), None)
-
-    def _other_places(self, facts: Facts) -> tuple[tuple[tuple[Place, Source], ...], tuple[Guard, ...]]:
-        """Where inputs live besides the place they are read from; and guards for tensors that were met, and are no
-        inputs."""
-        slot_of: dict[int, Source] = {id(c.tensor): c.slot for c in facts.captured}
-        slot_of |= {id(t): slot for slot, t in reversed(self._inputs.tensors)}
-        first = {c.origin.identity for c in facts.captured if isinstance(c.origin, Place)}
-        held = [(p, t) for p, t in self.watch.tensors.values() if p.identity not in first and p.read() is t]
-        met = slot_of.keys() | {id(t) for _, t in held}
-        left = [
-            (p, t)
-            for key, (p, t) in self.watch.assigned.items()
-            if key not in self.watch.tensors and p.identity not in first
-        ]
-        held += [(place, t) for place, t in left if id(t) in met]
-        also = tuple((place, slot_of[id(t)]) for place, t in held if id(t) in slot_of)
-        stored = {effect.place.location for effect in facts.state.effects if isinstance(effect, Store)}
-        refilled = {id(effect.container) for effect in facts.state.effects if isinstance(effect, Refill)}
-        unused = [(place, t) for place, t in held if id(t) not in slot_of]
-        renewed = {id(t) for place, t in unused if place.is_renewed(stored, refilled)}  # another one after each call
-        guards = [
-            Guard(p, None, "a tensor") if id(t) in renewed else Guard(p, weakref.ref(t), "tensor") for p, t in unused
-        ]
-        origins = [(c.origin, c.tensor) for c in facts.captured if isinstance(c.origin, Place)]
-        for place, t in unused if self.watch.said.compares_objects else ():
-            others = (
-                [(p, o is t) for p, o in (*held, *origins) if p.identity != place.identity] if id(t) in renewed else []
-            )
-            for how, is_one in (("one", True), ("apart", False)):
-                if own := tuple(p for p, one in others if one == is_one):
-                    guards.append(Guard(place, own, how))
-        return also, tuple(guards)
 
     def _itself(self, captured: Sequence[CapturedTensor]) -> dict[Arg, Captured]:
         """The arguments that are themselves in the run, and where they live in Python state."""
