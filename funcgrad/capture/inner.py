@@ -214,6 +214,9 @@ class Inner:
 
     def _arguments(self, seen: Mapping[Any, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What the definition is called with."""
+        trace = active_trace()
+        assert trace is not None and trace.watch is not None
+        trace.watch.see_arguments((path, value) for path, value in self.inputs.objects if value is not None)
         real = {c.slot: c.read({}) for c in self.facts.captured if c.slot in self.facts.itself.values()}
         return self.inputs.rebuild({**seen, **{arg: real[slot] for arg, slot in self.facts.itself.items()}})
 

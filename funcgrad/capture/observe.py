@@ -181,8 +181,7 @@ class _DryRun:
             stand_ins | {slot: real for slot, real in inputs.tensors if id(real) in self._themselves}
         )
         leaves_given, paths_given = flatten_arguments(inputs.names, args, kwargs)
-        pairs = zip(inputs.slots, inputs.leaves, strict=True)
-        arguments = [(slot.path, v) for slot, v in pairs if not isinstance(v, (Tensor, Symbolic))]
+        arguments = inputs.objects
         self.watch = trace.watch = Watch(root, arguments, inputs.numbers(stand_ins))
         containers = inputs.containers(args, kwargs)
         self._given, unseen = self.watch.give(containers), contents_of(containers)

@@ -367,11 +367,6 @@ CHANGED_AT_LEVEL = Refusal(
     "inputs share) reads Python state that has changed since the call, at a level of torch.func: {0}, among others",
     "change it after the backward pass, or differentiate with .backward()",
 )
-CHANGED_IN_CAPTURED_PASS = Refusal(
-    TraceError,
-    "Python state that the backward pass of {0} reads was changed within a backward pass that is captured",
-    "change it before that begins, or leave this backward pass out of fg.compiled_autograd()",
-)
 ABSENT_GRADIENTS = Refusal(
     UnsupportedTransformError,
     "Python in the backward pass hears of it where no gradient comes in, and one without gradients for {1} is none of "

@@ -150,9 +150,8 @@ class Differentiable:
 
     @property
     def has_prologue(self) -> bool:
-        """Whether backward looks at more than what was saved: at versions, at Python state, and at what inputs hold
-        when it runs."""
-        return bool(self.at.watched_inputs or self.at.watched_outs or self.at.late or self.late is not None)
+        """Whether backward looks at more than what was saved: at versions, and at what inputs hold when it runs."""
+        return bool(self.at.watched_inputs or self.at.watched_outs or self.at.late)
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         unnoticed = self.at.unnoticed

@@ -43,6 +43,12 @@ class Late:
         return bool(self.guards or self.numbers or self.tensors or self.left)
 
     @property
+    def first(self) -> Any:
+        """A place of all this."""
+        numbers, tensors = ([place for _, place in own] for own in (self.numbers, self.tensors))
+        return (*(guard.place for guard in self.guards), *numbers, *tensors, *self.left)[0]
+
+    @property
     def checked(self) -> list[Guard]:
         """The guards that hold after the call, too: not those on what forward writes to."""
         stored = {place.location for place in self.left}

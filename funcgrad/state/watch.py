@@ -73,8 +73,7 @@ class Watch(Assumed):
         self.put_numbers(numbers)
         try:
             self.see(root, "")
-            for name, value in arguments:
-                self._argument(value, name)
+            self.see_arguments(arguments)
             self._guard_libraries()
             self._refuse_iterators(list(self._late.values()))
             self._refuse_iterators_of_classes()
@@ -201,6 +200,13 @@ class Watch(Assumed):
         places = [Place("slot", own.value, name, joined(own.path, name)) for own, name in slots]
         self.given_slots = [(place, place.read()) for place in places]
         return given
+
+    def see_arguments(self, arguments: Iterable[tuple[str, Any]]) -> None:
+        """Arguments that are no tensors, by name: of the function, or of one that it runs and that was compiled for
+        them."""
+        with listening(None):
+            for name, value in arguments if not self._is_closed else ():
+                self._argument(value, name)
 
     @property
     def converting(self) -> list[tuple[types.FunctionType, frozenset[str]]]:

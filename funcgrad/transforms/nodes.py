@@ -226,19 +226,16 @@ class ReverseRule:
 def _pulled_now(rule: ReverseRule, active: tuple[int, ...]) -> Programs:
     """The vector-Jacobian product in the state of now, of values and of a cotangent for each of these outputs."""
     of: Any = rule.compiled.definition
-    if not of.inner.exchanges_values:
-        raise refusals.CHANGED_AT_LEVEL(of.inner.facts.state.late.guards[0].place, where=str(of.root))
-    known = (made for guards, made in rule.in_other_states if all(guard.holds() for guard in guards))
-    made = next(known, None)
     late = of.inner.facts.state.late
-    if made is None:
+    if not of.inner.exchanges_values:
+        raise refusals.CHANGED_AT_LEVEL(late.first, where=str(late.first))
+    known = next((own for own in rule.in_other_states if all(guard.holds() for guard in own[0])), None)
+    if known is None:
         numbers = (Guard.of(place, place.read()) for _, place in late.numbers)
-        guards = (*(guard.renewed() for guard in late.guards), *numbers)
-        made = dict[tuple[int, ...], Programs]()
-        rule.in_other_states.insert(0, (guards, made))
+        known = (*(guard.renewed() for guard in late.guards), *numbers), {}
+        rule.in_other_states.insert(0, known)
         del rule.in_other_states[_STATES:]
-    else:
-        guards = next(guards for guards, own in rule.in_other_states if own is made)
+    guards, made = known
     if active not in made:
         product = pulled_back(of, rule.n, rule.tracked, active, guards)
         made[active] = type(rule.compiled)(product, rule.compiled._options)
