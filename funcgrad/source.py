@@ -39,6 +39,24 @@ class Source(Shown):
         return Doc(f"{self.name} ({self.language})", (*aside, *sizes, Code((before + own).strip("\n"))))
 
 
+class Constants:
+    """Names for the objects that printed lines refer to, each once."""
+
+    def __init__(self, constants: dict[str, Any]) -> None:
+        self._constants = constants
+        self._names: dict[int, str] = {}
+
+    def __call__(self, value: Any) -> str:
+        if id(value) not in self._names:
+            self._names[id(value)] = f"constant_{len(self._names)}"
+            self._constants[self._names[id(value)]] = value
+        return self._names[id(value)]
+
+    def stands(self, value: Any, text: str) -> None:
+        """Print ``text`` for a value, which a call brings."""
+        self._names[id(value)] = text
+
+
 def compile_function(source: Source) -> Any:
     """The function ``source.name`` that Python source defines. Tracebacks, debuggers and ``inspect.getsource`` show
     its text."""

@@ -1003,7 +1003,7 @@ def test_attributes_of_an_argument_that_python_state_holds_are_not_stored():
         config.__dict__.update(a=7)
         return x * held.config.rate
 
-    with pytest.raises(fg.MutationError, match="in two places|holds"):
+    with pytest.raises(fg.MutationError, match="holds"):
         fg.jit(f, backend="aten")(X, held.config)
     assert vars(held.config) == {"rate": 1.5}
 

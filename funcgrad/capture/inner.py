@@ -8,6 +8,7 @@ the layers give back around the compiled kernel.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -74,8 +75,9 @@ class Inner:
     policy: Policy | None
     rng: Randomness
 
-    def run(self, *values: Any) -> Ran:
-        """Call the definition on values of the running trace, one for each slot of ``signature.ins``."""
+    def run(self, *values: Any, again: bool = False) -> Ran:
+        """Call the definition on values of the running trace, one for each slot of ``signature.ins``. ``again``: for a
+        backward pass, which reads what it alone reads from where that lives then."""
         trace = active_trace()
         assert trace is not None, "an inner function runs only inside a trace"
         given = dict(zip(self.signature.ins, values, strict=True))
@@ -83,9 +85,15 @@ class Inner:
             trace.draws.begin(given[key])
         seen, memory = self.inverse(given, self._own)
         seen = self._with_views(seen, memory)
+        late = self.facts.state.late
+        here, read_again = contextlib.ExitStack(), {slot for slot, _ in late.tensors} if again else set[Slot]()
         for captured in self.facts.captured:
+            if again and captured.slot in late.alone:
+                continue
             if isinstance(captured.origin, GradientOf):
                 seen[captured.origin.slot].grad = seen[captured.slot]
+            elif captured.slot in read_again:
+                here.enter_context(trace.binding([(captured.read({}), seen[captured.slot])]))
             else:
                 trace.bind(captured.read({}), seen[captured.slot])
         trace.questions.known = _answers(self.facts, seen)
@@ -108,10 +116,11 @@ class Inner:
         trace.backward_begins, trace.backward_is_done = handing.begins, lambda *_: handing.done()
         assert trace.watch is not None
         numbers = {slot: trace.symbols.floats.object(value) for slot, value in seen.items() if isinstance(slot, State)}
-        trace.watch.put_numbers(self.inputs.numbers(numbers))
+        trace.numbers_put = (*trace.numbers_put, *trace.watch.put_numbers(self.inputs.numbers(numbers)))
         trace.watch.give(self.inputs.containers(args, kwargs))
         handles = self._hooks_of_leaves(trace, seen)
-        leaves, tree, paths = flatten(self.definition(*args, **kwargs))
+        with here:
+            leaves, tree, paths = flatten(self.definition(*args, **kwargs))
         for handle in handles:
             handle.remove()
         require_visible(leaves, paths, tree)
@@ -165,30 +174,28 @@ class Inner:
             )
         ]
 
+    @property
+    def exchanges_values(self) -> bool:
+        """Whether nothing but values goes in and out (see ``run_pure``)."""
+        facts = self.facts
+        more = facts.given or facts.gradients or facts.leaves or facts.switches or facts.bases or facts.onward
+        restrides = any(change.restrides for change in facts.changes.values())
+        return not (facts.needed_overlaps() or more or restrides or self.inverse.keys)
+
     def run_pure(self, *values: Any) -> tuple[Any, ...] | None:
         """As ``run``, of values that transforms of the trace may wrap: what is written to is a copy, and the values
         of ``signature.outs`` alone are returned. None where more than values goes in or out: memory that inputs
         share, other memory, gradients, Python state."""
         facts, trace = self.facts, active_trace()
         assert trace is not None and trace.watch is not None
-        if (
-            facts.needed_overlaps()
-            or facts.given
-            or facts.gradients
-            or facts.leaves
-            or facts.switches
-            or facts.bases
-            or facts.onward
-        ):
-            return None
-        if any(change.restrides for change in facts.changes.values()) or self.inverse.keys:
+        if not self.exchanges_values:
             return None
         written = self.inverse.written
         seen, _ = self.inverse(
             dict(zip(self.signature.ins, values, strict=True)),
             lambda slot, value: value.clone() if slot in written else value,
         )
-        trace.watch.put_numbers(self.inputs.numbers(seen))
+        trace.numbers_put = (*trace.numbers_put, *trace.watch.put_numbers(self.inputs.numbers(seen)))
         trace.questions.known = _answers(self.facts, seen)
         trace.questions.tracked = {
             id(v): self.facts.requires_grad(slot)
@@ -196,7 +203,8 @@ class Inner:
             if isinstance(v, Tensor) and self.facts.requires_grad(slot) != v.requires_grad
         }
         args, kwargs = self._arguments(seen)
-        with trace.binding([(c.read({}), seen[c.slot]) for c in facts.captured]):
+        alone = facts.state.late.alone
+        with trace.binding([(c.read({}), seen[c.slot]) for c in facts.captured if c.slot not in alone]):
             leaves, _, paths = flatten(self.definition(*args, **kwargs))
         of: dict[Slot, Any] = {self.named(path): leaf for path, leaf in zip(paths, leaves, strict=True)}
         of |= {Final(slot): value for slot, value in seen.items()}
@@ -206,6 +214,9 @@ class Inner:
 
     def _arguments(self, seen: Mapping[Any, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What the definition is called with."""
+        trace = active_trace()
+        assert trace is not None and trace.watch is not None
+        trace.watch.see_arguments((path, value) for path, value in self.inputs.objects if value is not None)
         real = {c.slot: c.read({}) for c in self.facts.captured if c.slot in self.facts.itself.values()}
         return self.inputs.rebuild({**seen, **{arg: real[slot] for arg, slot in self.facts.itself.items()}})
 

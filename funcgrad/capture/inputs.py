@@ -59,6 +59,12 @@ class Inputs:
         return [(s, v) for s, v in zip(self.slots, self.leaves, strict=True) if isinstance(v, Tensor)]
 
     @property
+    def objects(self) -> list[tuple[str, Any]]:
+        """The leaves that are no inputs of the graph, by their paths."""
+        pairs = zip(self.slots, self.leaves, strict=True)
+        return [(s.path, v) for s, v in pairs if not isinstance(v, (Tensor, Symbolic))]
+
+    @property
     def has_symbols(self) -> bool:
         """Whether any number of the call is a symbol."""
         return bool(self.sizes) or any(isinstance(v, Symbolic) for _, v in self.dynamic)

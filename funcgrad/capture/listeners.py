@@ -21,10 +21,23 @@ class Listeners:
     _gives_zeros: dict[Any, bool] = field(factory=dict)
     """What custom functions said, by their contexts: these are their nodes. PyTorch keeps it where nobody can ask."""
 
+    _unpacks: bool = False
+    """Whether saved tensors may be unpacked by the caller's Python."""
+
     def set_materialize_grads(self, said: Callable[..., None], context: Any, value: bool) -> None:
         """Note it, and go on."""
         self._gives_zeros[context] = value
         said(context, value)
+
+    def set_saved_hooks(self, sets: Callable[..., Any], hooks: Any) -> Any:
+        """Note it, and go on."""
+        self._unpacks = True
+        return sets(hooks)
+
+    @property
+    def may_run(self) -> bool:
+        """Whether Python may run at nodes of PyTorch's own."""
+        return self._unpacks or bool(self._hooked or self._asked_for)
 
     def is_hooked(self, tensor: Tensor) -> None:
         """A hook on a tensor is called where another result of the node that computed it has a gradient."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,13 +16,14 @@ from ..graph_primitives import Path
 from ..graphs import type_text
 from ..options import Randomness
 from ..slots import Arg, Base, Captured, NewGradient, NewMemory, Slot, Stored
-from ..state.effects import Refill, Store, Written, same_effects
+from ..state.effects import Written, same_effects
 from ..state.given import into_arguments
-from ..state.guards import Guard, Place
 from ..state.hooks import listening
 from ..state.impure import refuse_draw
+from ..state.late import Late
 from ..state.output import put_out_again
-from ..state.state import State, state_of, with_brought
+from ..state.renewed import Brought
+from ..state.state import State, state_of
 from ..state.watch import Watch
 from ..subclasses import inner_tensors
 from ..torch_private.functional import from_functional
@@ -50,9 +50,11 @@ from .facts import Facts, Source, naming
 from .floats import NotSymbolicError
 from .inner import kept_apart
 from .inputs import CapturedTensor, Inputs, Symbolic, contents_of, require_none_hidden, require_same
+from .late_reads import late_reads
 from .memory import history, neighbours, overlaps, same_objects
 from .modes import with_modes
 from .onward import Passes, calls_of
+from .other_places import other_places, with_homes
 from .outputs import look_at_outputs, results_by_slot
 from .questions import HOOKS, HOOKS_AFTER, answer_of, require_bare
 from .reads import READS_LATER
@@ -142,6 +144,8 @@ class _DryRun:
         """What the function has written to Python state in its forward pass."""
         self._given: tuple[Container, ...] = ()
         self._backward_writes = False
+        self._read_in_forward = set[int]()
+        """The captured tensors that forward reads, by identity."""
         trace = Trace(record=False, backward_autocast=None, rng=around.rng, stand_in_for=self._meet, path=around.path)
         self.trace = with_modes(trace)
         trace.at_level, trace.varying = around.at_level, around.varying
@@ -178,8 +182,7 @@ class _DryRun:
             stand_ins | {slot: real for slot, real in inputs.tensors if id(real) in self._themselves}
         )
         leaves_given, paths_given = flatten_arguments(inputs.names, args, kwargs)
-        pairs = zip(inputs.slots, inputs.leaves, strict=True)
-        arguments = [(slot.path, v) for slot, v in pairs if not isinstance(v, (Tensor, Symbolic))]
+        arguments = inputs.objects
         self.watch = trace.watch = Watch(root, arguments, inputs.numbers(stand_ins))
         containers = inputs.containers(args, kwargs)
         self._given, unseen = self.watch.give(containers), contents_of(containers)
@@ -198,7 +201,7 @@ class _DryRun:
             require_unhooked(trace.hooked, leaves)
             lasting = (self._mirrored[id(t)].seen for _, t in self._reals if t.is_leaf and t.requires_grad)
             self.watch.hooked = {trace.hooked[id(v)] or "" for v in lasting if id(v) in trace.hooked}
-            self._left = trace.written() if self._replays or trace.happened is not None else None
+            self._left = trace.written() if self._replays or trace.runs_again else None
             for new in self._left.stores.values() if self._left is not None else ():
                 trace.named(new)  # it may be met here for the first time
             self.watch.first = None if self._left is None else self._left.effects
@@ -218,60 +221,26 @@ class _DryRun:
             raise NotSymbolicError("the function asks for types, and that of a symbol is another than that of a number")
         facts = evolve(facts, state=self._state(written, arguments), hooks=self.trace.hooks.kept)
         facts = evolve(facts, backward_writes=self._backward_writes)
-        origins = [self.watch.lasting(c.origin) if isinstance(c.origin, Place) else c.origin for c in facts.captured]
-        captured = tuple(evolve(c, origin=at) for c, at in zip(facts.captured, origins, strict=True))
-        facts = evolve(facts, captured=captured)
-        if inputs.renewed:
-            read = [*(g.place for g in facts.state.guards), *(place for place, _ in self.watch.tensors.values())]
-            read += [c.origin for c in facts.captured if isinstance(c.origin, Place)]
-            read += [place for _, place in facts.numbers]
-            facts = evolve(facts, state=with_brought(facts.state, self.watch, read, inputs.renewed))
-        also, others = self._other_places(facts)
+        facts = with_homes(facts, self.watch, inputs)
+        also, others = other_places(facts, self.watch, inputs)
         held = {slot for _, slot in also} | {self._slot_of(c.tensor) for c in facts.captured}
         for slot, real in inputs.tensors if self._hands_over and self.watch.said.compares_objects else ():
             if slot in held and id(real) not in self._asked_for:
                 raise RestartTrace(real, itself=True)
         apart = frozenset(id(g.value()) for g in others if g.how == "tensor" and self.watch.said.compares_objects)
-        return evolve(facts, state=evolve(facts.state, guards=(*facts.state.guards, *others)), also=also, apart=apart)
+        guards = (*facts.state.guards, *others)
+        late = Late(guards)  # what a derivative of a gradient reads, when that runs
+        if self._splits:
+            found = late_reads(self.watch, facts, guards, also, self._left, self._read_in_forward)
+            late = found if facts.differentiable else Late()
+        # what backward reads when it runs, it does not read of an object that stands for others
+        brought = Brought() if self._splits and late else facts.state.brought
+        state = evolve(facts.state, guards=guards, late=late, brought=brought)
+        return evolve(facts, state=state, also=also, apart=apart)
 
     def _slot_of(self, real: Tensor | None) -> Arg | None:
         """The argument that a tensor is."""
         return next((slot for slot, t in self._inputs.tensors if t is real), None)
-
-    def _other_places(self, facts: Facts) -> tuple[tuple[tuple[Place, Source], ...], tuple[Guard, ...]]:
-        """Where inputs live besides the place they are read from; and guards for tensors that were met, and are no
-        inputs."""
-        slot_of: dict[int, Source] = {id(c.tensor): c.slot for c in facts.captured}
-        slot_of |= {id(t): slot for slot, t in reversed(self._inputs.tensors)}
-        first = {c.origin.identity for c in facts.captured if isinstance(c.origin, Place)}
-        held = [(p, t) for p, t in self.watch.tensors.values() if p.identity not in first and p.read() is t]
-        met = slot_of.keys() | {id(t) for _, t in held}
-        left = [
-            (p, t)
-            for key, (p, t) in self.watch.assigned.items()
-            if key not in self.watch.tensors and p.identity not in first
-        ]
-        held += [(place, t) for place, t in left if id(t) in met]
-        also = tuple((place, slot_of[id(t)]) for place, t in held if id(t) in slot_of)
-        stored = {effect.place.location for effect in facts.state.effects if isinstance(effect, Store)}
-        refilled = {id(effect.container) for effect in facts.state.effects if isinstance(effect, Refill)}
-        unused = [(place, t) for place, t in held if id(t) not in slot_of]
-        stored |= {  # another one in each call, or after it
-            p.location for p, _ in unused if id(p.owner) in facts.state.brought.parts
-        }
-        renewed = {id(t) for place, t in unused if place.is_renewed(stored, refilled)}
-        guards = [
-            Guard(p, None, "a tensor") if id(t) in renewed else Guard(p, weakref.ref(t), "tensor") for p, t in unused
-        ]
-        origins = [(c.origin, c.tensor) for c in facts.captured if isinstance(c.origin, Place)]
-        for place, t in unused if self.watch.said.compares_objects else ():
-            others = (
-                [(p, o is t) for p, o in (*held, *origins) if p.identity != place.identity] if id(t) in renewed else []
-            )
-            for how, is_one in (("one", True), ("apart", False)):
-                if own := tuple(p for p, one in others if one == is_one):
-                    guards.append(Guard(place, own, how))
-        return also, tuple(guards)
 
     def _itself(self, captured: Sequence[CapturedTensor]) -> dict[Arg, Captured]:
         """The arguments that are themselves in the run, and where they live in Python state."""
@@ -285,13 +254,10 @@ class _DryRun:
             return evolve(state_of(self.watch, written, arguments), effects=(), stores=())
         into = into_arguments(self._given, self._left.owners, self.watch.met, self._inputs.identities)
         self._left.require_replayable()
-        runs_again = self.trace.happened is not None
         if not same_effects(self._left.effects, written.effects):
             self.trace.hooks.require_opaque()
             self._backward_writes = True
-        if self._backward_writes or (runs_again and self._left.effects):
-            self.watch.require_not_read_again()
-        return evolve(state_of(self.watch, self._left, arguments), runs_again=runs_again, into=into)
+        return evolve(state_of(self.watch, self._left, arguments), runs_again=self.trace.runs_again, into=into)
 
     def _named(self, root: Callable[..., Any]) -> tuple[tuple[CapturedTensor, ...], list[tuple[Source, Tensor]]]:
         """The captured tensors met so far, and all inputs by name. Not what an inner function bound: it gets that by
@@ -402,20 +368,19 @@ class _DryRun:
 
         ``sources``: whether an input requires grad; where none does, no backward pass will be recorded.
         """
-        if self._left is not None:
-            self.watch.forward_is_done(self._left.places, self._left.containers)
         written = [self._mirrored[key].family for key in self._written()]
         roots = [v for v in dict.fromkeys([*leaves, *written]) if has_history(v)]
         hooks = self.trace.hooks
-        if roots and (python_node_below(roots) or not sources or hooks.found):
+        if roots and (python_node_below(roots) or not sources or hooks.found or self.trace.listeners.may_run):
             seeds = [torch.ones_like(v) for v in roots]
             fakes = [from_functional(inner) for seed in seeds for inner in inner_tensors(seed)]
             self.trace.reads.tape.forget(fakes)
             refused = self.trace.refused
             try:
-                with self.watch, self.trace.backward_pass(), hooks.watched():
+                with self.watch.in_backward(), self.trace.backward_pass(), hooks.watched():
                     run_passes(self.trace, roots, seeds)
             except RuntimeError as error:
+                self.watch.failed_in_backward = True
                 if self.trace.reads.allowed and isinstance(error, READS_LATER):
                     # of the gradients that come in, which are known when backward is compiled
                     hooks.require_seen()
@@ -480,6 +445,7 @@ class _DryRun:
         in_forward, wrote, failed, late = self._written(), None, None, list[Tensor]()
         changes = dict(changes_of(lineage, named, self._mirrored, groups, in_forward, in_forward, self.trace.forgotten))
         if self._splits and self._grad:
+            self._read_in_forward = {id(c.tensor) for c in captured}
             known, wrote = len(self._reals), len(self._inputs_written(slot_of))
             given_now = {id(new) for new in replaced}
             before = len(lineage.written(lambda t: id(t) in given_now))

@@ -84,6 +84,7 @@ def replacements_of(trace: Trace) -> dict[str, Replacement]:
         "set_": lambda _, *args, **kwargs: set_(*args, **kwargs),
         "apply": apply_function,
         "set_materialize_grads": trace.listeners.set_materialize_grads,
+        "saved hooks": trace.listeners.set_saved_hooks,
         "removed hook": remove_hook,
         # torch's own would run the function again in backward
         "checkpoint": lambda _, *args, **kwargs: checkpoint(*args, **kwargs),

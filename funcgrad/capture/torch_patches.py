@@ -27,7 +27,7 @@ import torch.utils.checkpoint
 from torch.utils.hooks import RemovableHandle
 
 from ..generators import initial_seed
-from ..torch_private.autograd import SET_MATERIALIZES
+from ..torch_private.autograd import SET_MATERIALIZES, SETS_SAVED_HOOKS
 from ..torch_private.patches import (
     BACKWARD_ENGINE,
     CAUSAL_MASK,
@@ -64,6 +64,7 @@ _PLACES = (
     _Place(torch.Tensor, "set_", "set_"),
     _Place(torch.autograd.Function, "apply", "apply"),
     _Place(*SET_MATERIALIZES, "set_materialize_grads"),
+    _Place(*SETS_SAVED_HOOKS, "saved hooks"),
     _Place(RemovableHandle, "remove", "removed hook"),
     _Place(torch.utils.checkpoint, CHECKPOINT_GENERATOR, "checkpoint"),
     _Place(*BACKWARD_ENGINE, "engine"),

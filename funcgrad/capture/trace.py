@@ -19,9 +19,11 @@ from ..levels import below_levels
 from ..options import BackwardAutocast, Randomness
 from ..slots import Cotangent, Input, Late, Slot
 from ..state.effects import Written
+from ..state.guards import Guard, Place
 from ..state.hooks import listening
 from ..state.lines import user_line
 from ..state.output import Printed, keeping, put_out_again
+from ..state.state import holding
 from ..state.watch import Watch
 from ..subclasses import Wrapping, inner_tensors, is_traced, parts
 from ..tags import Tag, tag
@@ -120,8 +122,11 @@ class Trace(Recorder):
         """What is watched of Python state; the recorded run compares with what the dry run met."""
         self.printed: list[Printed] = []
         """What the function printed, logged and warned of."""
-        self.happened: Written | None = None
-        """What a pullback's forward pass has written to Python state: that happened when the function was called."""
+        self.runs_again = False
+        """Whether a pullback has run the function again: what that writes to Python state happened when it was
+        called."""
+        self.numbers_put: Sequence[tuple[Place, Any, Any]] = ()
+        """Where it has put symbols for numbers of Python state, what was there, and these."""
         self.ignores_requires_grad = False
         """Whether stand-ins require no grad where the real tensors do, since grad mode is off."""
         self.enables_grad_itself = False  # whether it is a gradient that is traced, which switches grad mode on itself
@@ -429,23 +434,41 @@ class Trace(Recorder):
         reals = {id(lifted.functional): lifted.real for lifted in self.captured.values()} | self.reals
         # what is looked at to compare it (keys of dicts may be tensors), the function has not read
         with listening(None), without_function_modes():
-            found = Written(
+            return Written(
                 self.watch,
                 self.watch.said,
                 lambda tensor: reals.get(id(tensor), tensor),
                 self.varying,
                 self.printed,
             )
-        if self.happened is not None:
-            found.leave_out(self.happened)
-        return found
 
-    def forward_has_happened(self) -> None:
-        """A pullback has run the function again: what it writes to Python state from here on, it writes itself."""
-        self.printed.clear()
-        self.happened = self.written()
-        if self.watch is not None:
-            self.watch.forward_is_done(self.happened.places, self.happened.containers)
+    @contextlib.contextmanager
+    def again(self, guards: Sequence[Guard], happened: bool | None = None) -> Iterator[None]:
+        """Around a pass that runs once more: these guards hold. ``happened``: of the forward pass of a pullback,
+        whether what it writes to Python state happened when the function was called, so that it is taken back: what
+        comes next reads, and writes to, what is there now."""
+        assert self.watch is not None
+        before, self.numbers_put = self.numbers_put, ()
+        with contextlib.ExitStack() as stack:
+            with listening(None):
+                changed = stack.enter_context(holding(guards))
+            try:
+                yield
+                if happened or changed:
+                    self.printed.clear()
+                    with listening(None):
+                        self.written().undo()
+            finally:
+                with listening(None):
+                    if happened is not None or changed:
+                        self.watch.put_back(self.numbers_put)
+                        self.numbers_put = ()
+                    stack.close()
+        self.numbers_put = (*before, *self.numbers_put)
+        self.runs_again = self.runs_again or bool(happened)
+        if happened or changed:
+            with listening(None):
+                self.watch.begins_anew()
 
     def text_of(self, tensor: Tensor) -> str:
         """What stands for the text of a tensor, which has no values; the line that asks for it is named."""

@@ -14,29 +14,49 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor, fx
 
 from ..capture.floats import NotSymbolicError
 from ..capture.trace import Trace
 from ..graph_primitives import Opaque, again, getitem, scalar, size
 from ..graphs import Graph, value_of, where_of
-from ..runtime.execute import Differentiable, differentiable_of, require_saved_versions, write_back
+from ..runtime.execute import Differentiable, differentiable_of, reads_as_traced, require_saved_versions, write_back
 from ..slots import Cotangent, Late, Slot, inner_path, inner_slot, outer_slot
 from ..torch_private.fakes import without_modes
 from ..torch_private.operators import is_operator
 from ..torch_private.symbols import expression, is_size, python_text
-from .statements import Function
+from .statements import Function, Kind, Statement
 from .tokens import Ref
 
 
 class Region(Function):
     """The backward of a region that may be copied. ``sizes``: the ints among what it has saved, then
-    ``sizes_beside``, as the engine hands them over."""
+    ``sizes_beside``, as the engine hands them over. ``reads_state``, ``runs_python``: what the caller's Python does
+    in it."""
 
-    def __init__(self, given: Sequence[bool], sizes: Sequence[Ref]) -> None:
+    def __init__(self, given: Sequence[bool], sizes: Sequence[Ref], program: Differentiable) -> None:
         super().__init__(given)
         self.sizes = tuple(sizes)
+        self.reads_state, self.runs_python = program.late is not None, program.has_effects
+
+    @property
+    def call(self) -> Function:
+        """The same as a call."""
+        made = Function(self.given)
+        made.asked = self.asked
+        return made
+
+
+def with_calls(statements: Sequence[Statement]) -> list[Statement]:
+    """A region that reads Python state is a call where the caller's Python, which may write to it, runs before."""
+    found, has_run = list[Statement](), False
+    for s in statements:
+        if isinstance(s.run, Region) and s.run.reads_state and has_run:
+            s = evolve(s, run=s.run.call, may_be_none=True)
+        has_run = has_run or (s.kind is Kind.CALL and (not isinstance(s.run, Region) or s.run.runs_python))
+        found.append(s)
+    return found
 
 
 def function_of(given: Sequence[bool], context: Any, refs: Callable[[Any], Any]) -> tuple[Function, str | None]:
@@ -46,7 +66,10 @@ def function_of(given: Sequence[bool], context: Any, refs: Callable[[Any], Any])
         return Function(given), None
     if program.why_apart is not None:
         return Function(given), f"{program.name}, which {program.why_apart}"
-    return Region(given, refs(context._get_compiled_autograd_symints())), None
+    if not reads_as_traced(context):
+        why = "whose backward pass reads Python state that has changed since the call"
+        return Function(given), f"{program.name}, {why}"
+    return Region(given, refs(context._get_compiled_autograd_symints()), program), None
 
 
 def floats_of(context: Any) -> list[float]:

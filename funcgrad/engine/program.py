@@ -26,7 +26,7 @@ from ..symbolic.sizes import SizeError
 from ..torch_private.autograd import any_autocast
 from ..torch_private.tensors import looks_like, looks_like_in
 from .calls import Look
-from .inlined import Region, floats_of, written_by
+from .inlined import Region, floats_of, with_calls, written_by
 from .looks import Looks
 from .lowering import Lowered, lower
 from .page import names_of_callers, page
@@ -171,7 +171,8 @@ class Captured(Shown):
         if order not in self._variants:
             if len(self._variants) == _AT_MOST:
                 del self._variants[next(iter(self._variants))]
-            statements = self.statements if order is None else placed(self.statements, order)
+            statements = with_calls(self.statements if order is None else placed(self.statements, order))
+            self.learns = self.learns or any(s.may_be_none for s in statements)
             walk = Walk(found, roots) if found is not None and roots is not None else None
             self._variants[order] = Variant(statements, Replay(statements, self.outputs), walk)
         self._now = self._variants[order]

@@ -361,6 +361,12 @@ CHANGED_BEFORE_BACKWARD = Refusal(
     "differentiated (create_graph=True), or whose Python reads values or writes to state: {1}",
     "change it after the backward pass",
 )
+CHANGED_AT_LEVEL = Refusal(
+    UnsupportedTransformError,
+    "the backward pass of a function that exchanges more than values (it stores tensors, or writes to memory that "
+    "inputs share) reads Python state that has changed since the call, at a level of torch.func: {0}, among others",
+    "change it after the backward pass, or differentiate with .backward()",
+)
 ABSENT_GRADIENTS = Refusal(
     UnsupportedTransformError,
     "Python in the backward pass hears of it where no gradient comes in, and one without gradients for {1} is none of "

@@ -23,7 +23,7 @@ from ..layers.printing import print_statements
 from ..layers.statements import Bump, Do, Run, Statement
 from ..show.text import elided
 from ..slots import Arg, Base, Slot
-from ..source import Source, compile_function
+from ..source import Constants, Source, compile_function
 from ..state.guards import Constant as NameOf
 from ..state.guards import Place
 from ..state.state import print_effects, require_not_put_back
@@ -32,6 +32,7 @@ from ..symbolic.sizes import symbols_in
 from ..trees import Node, Tree, count, print_flatten, print_unflatten
 from .captured import CapturedCall
 from .donation import Donation
+from .execute import Differentiable
 from .key_guards import print_guards, symbol_values
 from .tentative import Tentative
 
@@ -74,7 +75,7 @@ def print_call(
     arguments: dict[Slot, str] = {Arg(path): name for path, name in zip(key.paths, leaf_names, strict=True)}
     chains = _Chains(names)
     locked = len(lines)
-    constant = _Constants(constants)
+    constant = Constants(constants)
     for given in facts.state.into.given:
         constant.stands(given.value, given.variable)
     brought = facts.state.brought
@@ -87,7 +88,7 @@ def print_call(
         for path in facts.state.objects - brought.arguments.keys()
     ]
     reads += facts.state.into.lines(constant, otherwise)
-    reads += print_state(facts.state, constant, otherwise)
+    reads += print_state(facts.state.guards, constant, otherwise, brought)
     numbers: dict[Slot, str] = {slot: names.fresh(slot.path) for slot, _ in facts.numbers}
     for slot, place in facts.numbers:
         reads += [
@@ -118,6 +119,8 @@ def print_call(
         layered = [f"donated = ({tensors})", f"{tensors} = donation.take(*donated)", *layered]
         layered.append(f"donation.end(donated, ({tensors}))")
     layered += print_effects(facts.state.written, variables, constants, constant)
+    if facts.state.late.left and isinstance(kernel, Differentiable):
+        layered.append("kernel.note_left()")
     lines += layered
     if not found.is_pure:
         constants["lock"] = lock
@@ -250,24 +253,6 @@ def _print_reads(
             for place, slot in facts.also
         ),
     ]
-
-
-class _Constants:
-    """Names for the objects that printed lines refer to, each once."""
-
-    def __init__(self, constants: dict[str, Any]) -> None:
-        self._constants = constants
-        self._names: dict[int, str] = {}
-
-    def __call__(self, value: Any) -> str:
-        if id(value) not in self._names:
-            self._names[id(value)] = f"constant_{len(self._names)}"
-            self._constants[self._names[id(value)]] = value
-        return self._names[id(value)]
-
-    def stands(self, value: Any, text: str) -> None:
-        """Print ``text`` for a value, which a call brings."""
-        self._names[id(value)] = text
 
 
 class _Chains:

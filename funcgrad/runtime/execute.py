@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -25,6 +26,7 @@ from ..capture.autocast import autocast_as
 from ..capture.views import Step, take
 from ..generators import Drawn, OwnDraws, mark_of, own_draws, state_of
 from ..slots import Final, Grad, Late, Slot
+from ..state.late import Left
 from ..subclasses import Wrapping, inner_tensors, overwrite
 from ..torch_private.autograd import (
     any_autocast,
@@ -38,6 +40,7 @@ from ..torch_private.tensors import is_wrapper_subclass
 from .cotangents import CotangentLayout, Outline
 from .gates import applied
 from .halves import Half, Halves
+from .late_state import LateState
 from .passed_over import pass_over
 
 Pullback = Callable[[Sequence[Any], Sequence[Any], Sequence[Tensor | None]], Sequence[Tensor | None]]
@@ -98,6 +101,8 @@ class Differentiable:
     draws: tuple[Drawn, ...]
     """What forward draws random numbers from: a derivative that runs it again must draw the same."""
     name: str
+    late: LateState | None
+    """What backward reads of Python state; None: nothing."""
     why_apart: str | None
     """Why the graph of its backward half may not be copied into another one; None where it may."""
     number: int = field(factory=functools.partial(next, itertools.count()), init=False)
@@ -109,6 +114,13 @@ class Differentiable:
         return _Positions.of(self)
 
     _halves: Halves = field(factory=Halves, init=False)
+    called: threading.local = field(factory=threading.local, init=False)
+    """The node of the call that runs in a thread."""
+
+    def note_left(self) -> None:
+        """A call is done: what it has left where backward reads."""
+        if self.late is not None and (node := self.called.__dict__.pop("node", lambda: None)()) is not None:
+            node.state_left = Left.at(self.late.left)
 
     @property
     def written(self) -> list[Final]:
@@ -254,7 +266,8 @@ class _Apply(torch.autograd.Function):
     @staticmethod
     def _compiled_autograd_key(ctx: Any) -> tuple[int, ...]:
         """What tells graphs of autograd apart that are captured: the program; sizes may vary."""
-        return (_KEYS + ctx.program.number, *(v for v in ctx.scalars if type(v) is int), *sizes_beside(ctx))
+        number = 2 * ctx.program.number + reads_as_traced(ctx)
+        return (_KEYS + number, *(v for v in ctx.scalars if type(v) is int), *sizes_beside(ctx))
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Any, ...]:
@@ -299,6 +312,9 @@ def _ran(ctx: Any, program: Differentiable, given: tuple[Mapping[int, Tensor], S
     ctx.versions = [version_of(v) if isinstance(v, Tensor) else 0 for v in ctx.inputs]
     if at.together:
         ctx.left, ctx.gone = None, frozenset[int]()
+    ctx.state_left = None
+    if program.late is not None and program.late.left:
+        program.called.node = weakref.ref(ctx)
     return outs
 
 
@@ -312,13 +328,19 @@ def _gradients(ctx: Any, incoming: Sequence[Tensor | None], asked: Callable[[], 
     result: list[Any] = [None] * len(ctx.inputs)
     if not any(here):
         return result
-    if program.refused is not None and all(here):
+    as_traced = reads_as_traced(ctx)
+    if program.refused is not None and all(here) and as_traced:
         raise program.refused
     # raises, as in eager PyTorch, if a value was changed in place or freed
     saved = _saved(ctx, here) if at.together else ctx.saved_tensors
     require_saved_versions(ctx)
     # kernels take no tensors of a vmap that is around this backward pass (is_grads_batched, torch.func.vmap)
-    if torch.is_grad_enabled() or program.backward is None or any(t is not None and is_mapped(t) for t in cotangents):
+    if (
+        torch.is_grad_enabled()
+        or program.backward is None
+        or not as_traced
+        or any(t is not None and is_mapped(t) for t in cotangents)
+    ):
         require_versions(
             (v, version) for v, version in zip(ctx.inputs, ctx.versions, strict=True) if isinstance(v, Tensor)
         )
@@ -443,6 +465,12 @@ def _look_like(leaf: Tensor, other: Tensor) -> None:
 def differentiable_of(context: Any) -> Differentiable | None:
     """The program of a node of autograd; None if it is no program's."""
     return context.program if context._forward_cls is _Apply else None
+
+
+def reads_as_traced(context: Any) -> bool:
+    """Whether what the backward half of a node reads of Python state is what it was compiled for."""
+    late = context.program.late
+    return late is None or late.is_as_traced(context.inputs, context.given, context.state_left)
 
 
 def sizes_beside(context: Any) -> list[int]:

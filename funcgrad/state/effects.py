@@ -193,8 +193,6 @@ class Written:
         """The identities of places whose values are only counted: no guard is needed."""
         self._back: list[Callable[[], None]] = []
         self._refused: list[tuple[str, str]] = []
-        self._twice: Effect | None = None
-        """What was written to a second time, after ``leave_out``."""
         for met in (*watch.met.values(), *watch.given_items):
             self._compare(met)
         slots = (*watch.slots.values(), *watch.given_slots)
@@ -230,22 +228,8 @@ class Written:
             back()
         self._back.clear()
 
-    def leave_out(self, before: Written) -> None:
-        """Leave out what an earlier comparison of the same run found."""
-        found = [effect for effect in self.effects if _shown(effect) in set(map(_shown, before.effects))]
-        again = [slot for slot, value in before.stores.items() if self.stores.get(slot) is not value]
-        if len(found) != len(before.effects) or again:
-            self._twice = next((e for e in before.effects if e not in found), before.effects[-1])
-        self.effects = [effect for effect in self.effects if effect not in found]
-        for stored in (self.stores, self.plain):
-            for slot in before.stores.keys() | before.plain.keys():
-                stored.pop(slot, None)
-        self._refused = self._refused[len(before._refused) :]
-
     def require_replayable(self) -> None:
         """Raise ``MutationError`` for the first thing that cannot be replayed."""
-        if self._twice is not None:
-            raise refusals.WRITES_STATE_IN_BACKWARD(self._twice, where=str(self._twice))
         if self._refused:
             name, what = self._refused[0]
             raise refusals.STORES_OBJECT(what, name, where=name)

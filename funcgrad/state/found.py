@@ -88,6 +88,13 @@ class Found:
         self._libraries: dict[int, tuple[types.ModuleType, str]] = {}
         """Modules of libraries that code has as values (``self.F = torch.nn.functional``), each with a name."""
         self._is_closed = False
+        self._is_in_backward = False
+        self.ran_in_backward: set[types.CodeType] | None = set()
+        """The code that is no library's and runs in a backward pass; None where a debugger hears of it."""
+        self.read_in_backward: set[Any] = set()
+        """The identities of places of which hooks hear that a backward pass reads them, and of objects."""
+        self.failed_in_backward = False
+        """Whether a backward pass has raised, so that nobody knows what else it reads."""
         self._places: dict[int, list[Place]] = {}
 
     def release(self) -> None:
@@ -132,4 +139,6 @@ class Found:
             self.heard.setdefault(name, []).append(line)
 
     def _guard(self, guard: Guard) -> None:
+        if self._is_in_backward:
+            self.read_in_backward.add(guard.place.identity)
         self._guards.setdefault((guard.how == "absent" or guard.place.kind == "itself", guard.place.identity), guard)

@@ -10,6 +10,7 @@ import abc
 import dataclasses
 import operator
 import types
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Any
@@ -385,6 +386,14 @@ class Guard:
         is_mapping = isinstance(owner, Mapping)
         tensors = any(isinstance(v, Tensor) for v in (copy.values() if is_mapping else copy))
         return Guard(place, copy, f"{'like ' if tensors else ''}{'entries' if is_mapping else 'items'}")
+
+    def renewed(self) -> Guard:
+        """The same of what is there now."""
+        if (now := self.place.read()) is MISSING:
+            return Guard.absent(self.place)
+        if self.place.kind == "itself":
+            return Guard.contents(now, copied(now), self.place.name)
+        return Guard(self.place, weakref.ref(now), "tensor") if isinstance(now, Tensor) else Guard.of(self.place, now)
 
     def holds(self) -> bool:
         now = self.place.read()

@@ -72,6 +72,8 @@ class Reached(Found):
 
     def _value(self, place: Place, value: Any) -> None:
         """A value was read, or may have been, at a place."""
+        if self._is_in_backward:
+            self.read_in_backward.add(place.identity)
         if isinstance(value, (SymFloat, SymInt)):  # an input
             return
         if isinstance(value, Tensor):

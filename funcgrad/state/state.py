@@ -19,6 +19,7 @@ from ..slots import Stored
 from .effects import Count, Effect, Grow, Refill, Store, Written, refill
 from .given import IntoArguments
 from .guards import MISSING, Constant, Guard, Place, same, same_items
+from .late import Late
 from .lines import Lines
 from .names import attributes_of, item_name
 from .output import Log, Print
@@ -34,7 +35,8 @@ _FEW = 32
 class State(Shown):
     """The guards and effects of one function. ``objects``: the paths of arguments of which something is guarded:
     these must be the same. ``runs_again``: of a pullback, which runs in ``as_it_was``. ``into``: what is stored
-    into arguments. ``brought``: the objects of which each call brings others."""
+    into arguments. ``brought``: the objects of which each call brings others. ``late``: what backward reads of it when
+    it runs."""
 
     guards: tuple[Guard, ...] = ()
     effects: tuple[Effect, ...] = ()
@@ -44,6 +46,13 @@ class State(Shown):
     into: IntoArguments = field(factory=IntoArguments)
     brought: Brought = field(factory=Brought)
     lines: Lines = field(factory=Lines)
+    late: Late = field(factory=Late)
+
+    @property
+    def of_forward(self) -> list[Guard]:
+        """The guards on what forward alone reads."""
+        late = set(map(id, self.late.guards))
+        return [guard for guard in self.guards if id(guard) not in late]
 
     @property
     def written(self) -> list[Effect]:
@@ -144,13 +153,15 @@ def _is_outer(guard: Guard) -> bool:
     return guard.place.kind == "type" or (guard.place.kind == "slot" and guard.place.key == "__dict__")
 
 
-def print_guards(state: State, constant: Constant, otherwise: str) -> list[str]:
+def print_guards(
+    guards: Sequence[Guard], constant: Constant, otherwise: str, brought: Brought | None = None
+) -> list[str]:
     """Python lines that run ``otherwise`` where a guard does not hold; what they raise means so, too."""
-    brought = state.brought.parts
-    empty = [g for g in state.guards if _is_empty(g) and id(g.place.owner) not in brought]
+    parts = brought.parts if brought else frozenset[int]()
+    empty = [g for g in guards if _is_empty(g) and id(g.place.owner) not in parts]
     lines = [f"if any({constant(tuple(g.place.owner for g in empty))}): {otherwise}"] if empty else []
-    for guard in state.guards:
-        if guard not in empty and not (brought and state.brought.says(guard)):
+    for guard in guards:
+        if guard not in empty and not (parts and brought and brought.says(guard)):
             unpacked, differs = _unpacked(guard, constant)
             lines += [*unpacked, f"if {differs}{guard.fails(constant)}: {otherwise}"]
     return lines
@@ -206,11 +217,11 @@ def _writes_to(effect: Effect, place: Place) -> bool:
 
 @contextlib.contextmanager
 def as_it_was(state: State, rebound: Iterable[tuple[Any, Any]] = (), captured: Iterable[Place] = ()) -> Iterator[None]:
-    """Inside, Python state is as the guards say: a derivative of a derivative runs the function again, when what it
-    read may have changed, by the function itself for one. ``rebound``: tensors that stand in the place of others
-    now, and these. ``captured``: where tensors are read; of objects that each call brings, one stands for all."""
+    """Inside, what forward alone read is as the guards say: a derivative of a derivative runs the function again, when
+    what it read may have changed, by the function itself for one. ``rebound``: tensors that stand in the place of
+    others now, and these. ``captured``: where tensors are read; of objects that each call brings, one stands for all.
+    """
     back: list[Any] = []
-    changed: list[tuple[Guard, str]] = []
     stored = [effect.place for effect in state.effects if isinstance(effect, Store)]
     stored += [place for place in captured if id(place.owner) in state.brought.parts]
     try:
@@ -218,16 +229,29 @@ def as_it_was(state: State, rebound: Iterable[tuple[Any, Any]] = (), captured: I
             for place in [place for place in stored if place.read() is now]:
                 place.write(then)
                 back.append(functools.partial(place.write, now))
-        for guard in state.guards:
+        with holding(state.of_forward) as changed:
+            before = _put_back_now.set((*_put_back_now.get(), *changed))
+            back.append(functools.partial(_put_back_now.reset, before))
+            yield
+            for guard, why in changed:  # opaque calls, of which nobody knows what they write to
+                if not guard.holds():
+                    raise refusals.CHANGED_BEFORE_BACKWARD(guard.place, why, where=str(guard.place))
+    finally:
+        for undo in reversed(back):
+            undo()
+
+
+@contextlib.contextmanager
+def holding(guards: Sequence[Guard]) -> Iterator[list[tuple[Guard, str]]]:
+    """Inside, these hold: gives those that did not, each with why."""
+    back: list[Any] = []
+    changed: list[tuple[Guard, str]] = []
+    try:
+        for guard in guards:
             if not guard.holds():
                 changed.append((guard, guard.explain()))
                 back.append(_put_back(guard))
-        before = _put_back_now.set((*_put_back_now.get(), *changed))
-        back.append(functools.partial(_put_back_now.reset, before))
-        yield
-        for guard, why in changed:  # opaque calls, of which nobody knows what they write to
-            if not guard.holds():
-                raise refusals.CHANGED_BEFORE_BACKWARD(guard.place, why, where=str(guard.place))
+        yield changed
     finally:
         for undo in reversed(back):
             undo()
@@ -245,13 +269,15 @@ def _cut(container: Any, kind: type, keys: Any) -> Any:
 
 def _put_back(guard: Guard) -> Any:
     place, now = guard.place, guard.place.read()
-    if place.kind == "itself" and isinstance(place.owner, (dict, list, set)):
+    if place.kind == "itself" and isinstance(place.owner, (dict, list, set, deque)):
         before = _cut(place.owner, *guard.value) if guard.how == "shape" else guard.value
         if before is not MISSING:
             held = place.owner.copy()
             refill(place.owner, before)
             return lambda: refill(place.owner, held)
-    if place.kind not in ("item", "class", "slot", "cell") or guard.how in ("present", "one", "apart"):
+    is_gone = guard.how == "tensor" and guard.value() is None
+    if is_gone or place.kind in ("itself", "type", "default") or guard.how in ("present", "one", "apart", "a tensor"):
         raise refusals.CHANGED_BEFORE_BACKWARD(place, guard.explain(), where=str(place))
-    place.write(MISSING if guard.how == "absent" else guard.value)
+    was = guard.value() if guard.how == "tensor" else guard.value
+    place.write(MISSING if guard.how == "absent" else was)
     return lambda: place.write(now)

@@ -24,13 +24,13 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from .. import refusals
 from ..errors import UnwatchedStateWarning
 from ..trees import Container
 from .assumed import Assumed
+from .buffers import held_by, is_buffer
 from .caches import entries_of
 from .code import Mentions, builtins_in, loads_of, mentions, together
-from .conversions import Globals, converting
+from .conversions import Globals, converting, own_names
 from .given import OF_ITEMS, given_of
 from .guards import MISSING, Guard, Met, Place, copied
 from .hooks import hooked_environment, listening, unhook
@@ -67,19 +67,13 @@ class Watch(Assumed):
         super().__init__()
         self.measuring: list[Globals] = []
         """The globals of code that asked for the ``len`` of a tensor."""
-        self._left: dict[Any, set[int]] = {}
-        """Names under which a forward pass has written, and the identities of what holds them."""
-        self._containers_left: set[int] = set()
-        self.read_again: list[str] = []
-        """What of this a backward pass reads."""
         self._stack = ExitStack()
         self._root = root
         self._ran: set[types.CodeType] | None = None
         self.put_numbers(numbers)
         try:
             self.see(root, "")
-            for name, value in arguments:
-                self._argument(value, name)
+            self.see_arguments(arguments)
             self._guard_libraries()
             self._refuse_iterators(list(self._late.values()))
             self._refuse_iterators_of_classes()
@@ -93,8 +87,9 @@ class Watch(Assumed):
     def __enter__(self) -> Watch:
         self._stack.enter_context(hooked_environment())
         self._stack.enter_context(listening(self))
-        if any(mentions(code).unseen or asks_clock(function) for code, function in self._codes.items()):
-            self._stack.enter_context(self._noting_what_runs())
+        asks = any(mentions(code).unseen or asks_clock(function) for code, function in self._codes.items())
+        if asks or self._is_in_backward:
+            self._stack.enter_context(self._noting_what_runs(asks))
         self._is_running = True
         return self
 
@@ -102,20 +97,40 @@ class Watch(Assumed):
         self._stack.close()
 
     @contextlib.contextmanager
-    def _noting_what_runs(self) -> Iterator[None]:
+    def _noting_what_runs(self, asks: bool) -> Iterator[None]:
         """Inside, it is noted what code runs, but where a debugger hears of it: much is reached in libraries, and
-        never run."""
+        never run. ``asks``: whether it matters in a forward pass, too."""
         if sys.gettrace() is not None:
+            self._ran = self.ran_in_backward = None
             yield
             return
-        ran = self._ran = set()
-        note = lambda frame, event, _: ran.add(original(frame.f_code))  # noqa: E731
+        ran = set[types.CodeType]()
+        if asks:
+            ran = self._ran = self._ran or ran
+        late = self.ran_in_backward if self._is_in_backward else None
+
+        def note(frame: types.FrameType, *_: Any) -> None:
+            ran.add(code := original(frame.f_code))
+            if late is not None and package(frame.f_globals.get("__name__")) not in LIBRARIES:
+                late.add(code)
+
         sys.settrace(note)
         try:
             yield
         finally:
             if sys.gettrace() is note:  # a breakpoint may have set its own
                 sys.settrace(None)
+
+    @contextlib.contextmanager
+    def in_backward(self) -> Iterator[None]:
+        """Around a backward pass: what it reads is heard again."""
+        self._is_in_backward = True
+        self._read.clear()
+        try:
+            with self:
+                yield
+        finally:
+            self._is_in_backward = False
 
     def close(self) -> None:
         """Take all hooks away; none is set any more."""
@@ -129,8 +144,9 @@ class Watch(Assumed):
         self._guard_unheard_of()
         self._warn(self.said)
 
-    def put_numbers(self, numbers: Sequence[tuple[Place, Any]]) -> None:
-        """Put what stands for numbers of Python state in their places."""
+    def put_numbers(self, numbers: Sequence[tuple[Place, Any]]) -> list[tuple[Place, Any, Any]]:
+        """Put what stands for numbers of Python state in their places; returns what was there, and what is now."""
+        put = [(place, place.read(), stand_in) for place, stand_in in numbers]
         for place, stand_in in numbers:
             number = self.number(place.read())
             self.numbers[place.identity] = place, number
@@ -138,6 +154,7 @@ class Watch(Assumed):
                 self.stand_ins.setdefault(at, []).append(stand_in)
             self.stood_in[id(stand_in)] = stand_in, number
             place.write(stand_in)
+        return put
 
     def take_numbers_back(self) -> None:
         """The numbers are in their places again."""
@@ -189,6 +206,13 @@ class Watch(Assumed):
         self.given_slots = [(place, place.read()) for place in places]
         return given
 
+    def see_arguments(self, arguments: Iterable[tuple[str, Any]]) -> None:
+        """Arguments that are no tensors, by name: of the function, or of one that it runs and that was compiled for
+        them."""
+        with listening(None):
+            for name, value in arguments if not self._is_closed else ():
+                self._argument(value, name)
+
     @property
     def converting(self) -> list[tuple[types.FunctionType, frozenset[str]]]:
         """The functions in which ``float`` and ``int`` may be asked for what is a symbol, and which of the two."""
@@ -219,27 +243,33 @@ class Watch(Assumed):
         is_one = not places or id(place.owner) in self.written or isinstance(place.owner, Place)
         return place if is_one else evolve(place, owner=places[0])
 
-    def forward_is_done(self, places: Iterable[Place], containers: Iterable[Any]) -> None:
-        """A forward pass has written to these: that a backward pass reads them is noted. Of a variable, no hook hears:
-        it may."""
-        variables = {place.identity for place, _ in (*self.globals.values(), *self.cells.values())}
-        for place in places:
-            self._left.setdefault(place.key, set()).add(place.location[1])
-            if place.identity in variables:
-                self.read_again.append(str(place))
-        self._containers_left |= set(map(id, containers))
+    def put_back(self, put: Sequence[tuple[Place, Any, Any]]) -> None:
+        """What ``put_numbers`` has put somewhere goes again, for what was there."""
+        for place, had, stand_in in reversed(put):
+            for at in {place.identity, place.location}:
+                self.stand_ins[at] = [v for v in self.stand_ins[at] if v is not stand_in]
+                if not self.stand_ins[at]:
+                    del self.stand_ins[at]
+            if self.number(had) is had:
+                self.numbers.pop(place.identity, None)
+            place.write(had)
 
-    def require_not_read_again(self) -> None:
-        """Raise ``MutationError`` where a backward pass that writes reads what forward has written: forward passes of
-        other calls may have run before it, and a pullback runs that of its own alone."""
-        for name in self.read_again[:1]:
-            what = f"and reads {name} there, which its forward pass writes to"
-            raise refusals.WRITES_STATE_IN_BACKWARD(what, where=name)
-
-    def _hear_again(self, owner: Any, name: str, value: Any) -> None:
-        holding = {id(owner), id(attributes_of(owner)), *map(id, type(owner).__mro__)}
-        if holding & self._left.get(name, set()) or id(value) in self._containers_left:
-            self.read_again.append(joined(self._name(owner), name))
+    def begins_anew(self) -> None:
+        """What is there now was there before."""
+        self._read.clear()
+        self._guards = {key: guard for key, guard in self._guards.items() if guard.holds()}
+        for tensors in (self.tensors, self.assigned):
+            for gone in [key for key, (place, tensor) in tensors.items() if place.read() is not tensor]:
+                del tensors[gone]
+        for sets in (self.written, self.replaced, self.stored):
+            sets.clear()
+        for met in (self.met, self._late):
+            met.update({key: _renewed(own) for key, own in met.items()})
+        for held in (self.globals, self.cells, self.slots):
+            held.update({key: (place, place.read()) for key, (place, _) in held.items()})  # type: ignore[attr-defined, misc]
+        self.classes = {
+            kind: {k: v for k, v in kind.__dict__.items() if not k.startswith("__")} for kind in self.classes
+        }
 
     # ── what is told ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -252,13 +282,12 @@ class Watch(Assumed):
             return
         if reader.f_lasti not in loads_of(reader.f_code):
             self.unmentioned.add((id(owner), name))
-        if name in self._left or self._containers_left:
-            with listening(None):
-                self._hear_again(owner, name, value)
         if (id(owner), name) in self._read:
             return
         with listening(None):
             self._read.add((id(owner), name))
+            if self._is_in_backward:
+                self.read_in_backward.add(id(owner))
             self._hear(joined(self._name(owner), name))
             self._got(owner, name, value, package(reader.f_globals.get("__name__")) in LIBRARIES)
 
@@ -268,6 +297,8 @@ class Watch(Assumed):
             return
         with listening(None):
             self._read.add((id(owner), name))
+            if self._is_in_backward:
+                self.read_in_backward.add(id(owner))
             own, shown = attributes_of(owner), joined(self._name(owner), name)
             if name.startswith("__") and name.endswith("__"):
                 return
@@ -307,7 +338,9 @@ class Watch(Assumed):
             if isinstance(defined, property):
                 self._value(Place("class", kind, name, shown), defined)
             elif isinstance(defined, types.MemberDescriptorType):
-                _, before = self.slots.setdefault((id(owner), name), (Place("slot", owner, name, shown), value))
+                place, before = self.slots.setdefault((id(owner), name), (Place("slot", owner, name, shown), value))
+                if self._is_in_backward:
+                    self.read_in_backward.add(place.identity)
                 if value is before:  # else the run stored it
                     self._value(Place("slot", owner, name, shown), value)
         elif own is not None and name in own:
@@ -329,6 +362,8 @@ class Watch(Assumed):
         """An attribute that a dict holds, unless the run stored it. ``of_class``: a descriptor may have, with what
         it computed."""
         place, met = Place("item", own, name, shown), self.met.get(id(own))
+        if self._is_in_backward:
+            self.read_in_backward.add(place.identity)
         before = own[name] if met is None else met.before.get(name, MISSING)
         if before is own[name]:
             self._value(place, before)
@@ -388,6 +423,13 @@ class Watch(Assumed):
         for function in ran:
             for name in builtins_in(mentions(original(function.__code__)).unseen, function.__globals__):
                 _warn_once(self._root, _CALLS.format(name))
+
+
+def _renewed(met: Met) -> Met:
+    """What was met, as it is now."""
+    if isinstance(met.of, types.ModuleType):
+        return evolve(met, before=own_names(met.container))
+    return evolve(met, before=held_by(met.container) if is_buffer(met.container) else copied(met.container))
 
 
 _CALLS = "the function calls {}(): what it reads by it cannot be watched, and is as it was when it was traced"

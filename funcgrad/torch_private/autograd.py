@@ -121,6 +121,10 @@ SET_MATERIALIZES = torch.autograd.function.FunctionCtx, "set_materialize_grads"
 """What an ``autograd.Function`` calls to say whether it is given zeros for a gradient that is undefined."""
 
 
+SETS_SAVED_HOOKS = torch.autograd.graph.saved_tensors_hooks, "__enter__"
+"""What sets hooks through which goes what is saved for backward."""
+
+
 def running_node_name() -> str | None:
     """The name of the autograd node that runs now, or None outside a backward pass."""
     node: Any = running_node()

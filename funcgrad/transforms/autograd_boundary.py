@@ -13,6 +13,7 @@ from .. import refusals
 from ..backends.backend import Runnable
 from ..capture.autocast import autocast_as
 from ..capture.inner import Inner
+from ..capture.inputs import CapturedTensor
 from ..executable import Executable, compile_narrowed
 from ..generators import Drawn
 from ..graph_primitives import require_of_autograd
@@ -39,6 +40,7 @@ from ..runtime.captured import CapturedCall
 from ..runtime.cotangents import CotangentLayout, Outline
 from ..runtime.execute import Differentiable
 from ..runtime.halves import Half
+from ..runtime.late_state import LateState
 from ..slots import Cotangent, Final, Grad, Late, NewMemory, Saved, Seed, Signature, Slot, inner_path, outer_slot
 from ..state.guards import Place
 from ..state.state import as_it_was
@@ -75,10 +77,11 @@ def differentiable(
     backward = signatures[1] if len(graphs) == 2 else None
     needed = _needed(inner, joint, graphs)
     over_saved = _over_saved(graphs[0]) if backward else set()
-    captured = {c.slot: c for c in inner.facts.captured}
+    captured, late = {c.slot: c for c in inner.facts.captured}, inner.facts.state.late
     restrided = {slot: change.restrides for slot, change in inner.facts.changes.items() if change.restrides}
     changed = restrided.keys() | inner.facts.stores.keys()
     apart = {slot: () for slot in inner.facts.stores if slot in ins and backward and Grad(slot) not in backward.outs}
+    read_again, kept_for = {slot for slot, _ in late.tensors}, needed - late.alone
 
     def derivative(
         given: Sequence[Any], values: Sequence[Any], incoming: Sequence[Tensor | None]
@@ -91,12 +94,13 @@ def differentiable(
         if inner.facts.onward:
             raise refusals.SECOND_DERIVATIVE_ONWARD(inner.facts.onward[0].of, where=differentiated)
         require_repeatable(joint.graph, both=len(graphs) == 1)
-        own = [(captured[s], then) for s, then in zip(ins, given, strict=True) if s in captured and s in needed]  # type: ignore[index]
+        own = [(captured[s], then) for s, then in zip(ins, given, strict=True) if s in captured and s in kept_for]  # type: ignore[index]
         # what forward read may be gone by now: then nothing can be put in its place
-        rebound = [(now, then) for c, then in own if then is not None and (now := c.read({})) is not then]
-        places = [c.origin for c, _ in own if isinstance(c.origin, Place)]
+        kept = [(c, then) for c, then in own if c.slot not in read_again]
+        rebound = [(now, then) for c, then in kept if then is not None and (now := c.read({})) is not then]
+        places = [c.origin for c, _ in kept if isinstance(c.origin, Place)]
         with autocast_as(autocast), as_it_was(inner.facts.state, rebound, places):
-            _require_as_they_were(own)
+            _require_as_they_were(own, read_again)
             return pullback(tuple(values), tuple(incoming))  # type: ignore[no-any-return]
 
     def narrowed(absent: frozenset[Slot], unasked: frozenset[Slot]) -> Half:
@@ -135,6 +139,7 @@ def differentiable(
         refused=found.refused,
         draws=_draws(graphs[0], inner),
         name=name_of(found.root),
+        late=LateState.of(inner.facts.state.late, ins) if inner.splits else None,
         why_apart=_why_apart(found, made, options),
     )
 
@@ -162,10 +167,13 @@ def _has_effects(graph: Graph) -> bool:
     return any(isinstance(slot, Final) for slot in graph.signature.outs) or any(map(has_effect, graph.fx.nodes))
 
 
-def _require_as_they_were(own: Sequence[tuple[Any, Any]]) -> None:
-    """Raise ``TraceError`` where a captured tensor is not the one that forward read."""
-    for captured, then in own:
-        if captured.read({}) is not then:
+def _require_as_they_were(own: Sequence[tuple[CapturedTensor, Any]], read_again: Collection[Slot]) -> None:
+    """Raise ``TraceError`` where a captured tensor is not the one that forward read. Where backward reads it again,
+    the forward pass that runs once more takes whatever stands in its place for it."""
+    now = [captured.read({}) for captured, _ in own]
+    for (captured, then), other in zip(own, now, strict=True):
+        is_known = captured.slot in read_again and isinstance(other, Tensor) and sum(v is other for v in now) == 1
+        if other is not then and not is_known:
             raise refusals.REBOUND_BEFORE_BACKWARD(captured.slot, where=str(captured.slot))
 
 

@@ -307,17 +307,16 @@ class Pullback:
             variables = list(values)
             for i in self.wrt:
                 variables[i] = _variable(variables[i], str(slots[i]))
-            ran = self.inner.run(*variables)
-            outs = dict(ran.outs)
-            with without_function_modes():  # what was returned, not what has come to stand for it (t_)
-                pairs = [
-                    (outs[s], t)
-                    for s, t in zip(self.active, cotangents, strict=True)
-                    if t is not None and has_history(outs[s])
-                ]
-                edges = [get_gradient_edge(v) for v, _ in pairs]
-            if traced:
-                trace.forward_has_happened()
+            with trace.again(self.inner.facts.state.guards, happened=traced):
+                ran = self.inner.run(*variables, again=True)
+                outs = dict(ran.outs)
+                with without_function_modes():  # what was returned, not what has come to stand for it (t_)
+                    pairs = [
+                        (outs[s], t)
+                        for s, t in zip(self.active, cotangents, strict=True)
+                        if t is not None and has_history(outs[s])
+                    ]
+                    edges = [get_gradient_edge(v) for v, _ in pairs]
             with _backward_pass(traced) as mark:
                 seeds = [mark(t) for _, t in pairs]
                 targets = [variables[i] for i in self.wrt]

@@ -11,18 +11,23 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Collection, Sequence
+import weakref
+from collections.abc import Callable, Collection, Sequence
 from contextvars import ContextVar
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import field, frozen
 from torch import Tensor
 
+from .. import refusals
 from ..capture.memory import overlaps_itself
 from ..capture.trace import active_trace
 from ..generators import own_draws, state_of
+from ..levels import below_levels
 from ..runtime.call import MISS
+from ..runtime.late_state import LateState
+from ..state.guards import Guard
 from ..torch_private.levels import (
     BelowLevel,
     SingleLevelFunction,
@@ -54,6 +59,8 @@ from .peel import AT_MOST, At, Crossing, print_crossing
 from .programs import Programs
 from .pure import BackwardHalf, ForwardHalf, Pure, backward_half, mapped, pulled_back, pushed_forward
 
+_STATES = 16
+"""So many states of what backward passes read have programs of their own."""
 _drawn_at: ContextVar[int] = ContextVar("funcgrad_drawn_at", default=sys.maxsize)
 """The level at which a function ran that runs again now: a vmap at it (it has ended), or inside of it, did not run
 then, and all its samples draw what was drawn."""
@@ -193,6 +200,10 @@ class ReverseRule:
     """For each of those: where it stands in ``tracked``."""
     active: tuple[int, ...] | None
     """The outputs that depend on them; None: all may."""
+    late: LateState | None
+    """What backward reads of Python state; None: nothing."""
+    in_other_states: list[tuple[tuple[Guard, ...], dict[tuple[int, ...], Programs]]] = field(factory=list)
+    """The vector-Jacobian products where that was another than when the function was called, by the outputs."""
 
     def pulled(self, active: tuple[int, ...]) -> Programs:
         """The vector-Jacobian product, of a cotangent for each of these outputs: of the backward half, where there is
@@ -210,6 +221,25 @@ class ReverseRule:
         key = "pull", self.wrt, active, self.places
         found: Programs = self.compiled.derived(key, lambda: pulled_back(self.of, n, self.wrt, active))
         return found
+
+
+def _pulled_now(rule: ReverseRule, active: tuple[int, ...]) -> Programs:
+    """The vector-Jacobian product in the state of now, of values and of a cotangent for each of these outputs."""
+    of: Any = rule.compiled.definition
+    late = of.inner.facts.state.late
+    if not of.inner.exchanges_values:
+        raise refusals.CHANGED_AT_LEVEL(late.first, where=str(late.first))
+    known = next((own for own in rule.in_other_states if all(guard.holds() for guard in own[0])), None)
+    if known is None:
+        numbers = (Guard.of(place, place.read()) for _, place in late.numbers)
+        known = (*(guard.renewed() for guard in late.guards), *numbers), {}
+        rule.in_other_states.insert(0, known)
+        del rule.in_other_states[_STATES:]
+    guards, made = known
+    if active not in made:
+        product = pulled_back(of, rule.n, rule.tracked, active, guards)
+        made[active] = type(rule.compiled)(product, rule.compiled._options)
+    return made[active]
 
 
 def _rule(compiled: Programs, tracked: tuple[int, ...], n: int, opaque: bool) -> ReverseRule:
@@ -236,8 +266,11 @@ def _new_rule(compiled: Programs, tracked: tuple[int, ...], n: int, opaque: bool
         backward = compiled.derived(("backward", tracked), lambda: backward_half(definition, tracked, n, n_saved))
     elif (reverse := definition.reversed()) is not definition:
         forward = compiled.derived("reversed", lambda: reverse)
+    late = None
+    if isinstance(definition, Pure):
+        late = LateState.of(definition.inner.facts.state.late, definition.inner.signature.ins)
     return ReverseRule(
-        compiled, tracked, n, forward, backward, of, places, wrt, gives, definition.active if knows else None
+        compiled, tracked, n, forward, backward, of, places, wrt, gives, definition.active if knows else None, late
     )
 
 
@@ -272,6 +305,7 @@ def _recorded(
 ) -> tuple[Any, ...]:
     """The outputs of the function, with what its backward pass needs kept in ``ctx``."""
     ctx.rule, ctx.level, ctx.states = rule, level, states
+    ctx.given = () if rule.late is None else tuple(map(_reference, kept[: rule.n]))
     ctx.scalars = {i: v for i, v in enumerate(kept) if not isinstance(v, Tensor)}
     ctx.save_for_backward(*[None if i in ctx.scalars else v for i, v in enumerate(kept)] if ctx.scalars else kept)
     ctx.set_materialize_grads(False)
@@ -294,9 +328,13 @@ def _gradients(ctx: Any, incoming: Sequence[Any]) -> list[Any]:
         values[i] = scalar
     token = _drawn_at.set(ctx.level)
     try:
-        pulled = rule.pulled(active)
+        if rule.late is not None and not rule.late.is_as_traced(values, ctx.given, None):
+            values = values[: rule.n]
+            pulled, runs_again = _pulled_now(rule, active), True
+        else:
+            pulled, runs_again = rule.pulled(active), rule.backward is None or bool(ctx.states)
         values += [unwrap_dead(incoming[i]) for i in active]
-        if rule.backward is not None and not ctx.states:
+        if not runs_again:
             gradients = _called(pulled, values)
         else:  # the caller's own Python may run again
             with own_draws(ctx.states) if ctx.states else contextlib.nullcontext(), rule.of.again():
@@ -306,6 +344,12 @@ def _gradients(ctx: Any, incoming: Sequence[Any]) -> list[Any]:
     for i, gradient in zip(rule.gives, gradients, strict=True):
         found[i] = gradient
     return found
+
+
+def _reference(value: Any) -> Callable[[], Any]:
+    """What leads to the numbers of a tensor, as long as they are there."""
+    below = below_levels(value) if isinstance(value, Tensor) else None
+    return (lambda: None) if below is None else weakref.ref(below)
 
 
 def _in_memory(value: Any) -> Any:

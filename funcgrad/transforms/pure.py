@@ -24,6 +24,7 @@ from ..graph_primitives import Opaque
 from ..graphs import Graph, pass_of, where_of
 from ..passes.traced_passes import TracedPasses
 from ..slots import Cotangent, Out, Saved, Slot
+from ..state.guards import Guard
 from ..state.state import as_it_was
 from ..torch_private.levels import batched_at, dual_parts, sharing_dual_level, unbatched_at, vmap_level
 from ..torch_private.modes import without_function_modes
@@ -96,7 +97,8 @@ class Pure(_OfValues):
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
         with nesting(), under_reverse() if self.is_reversed else contextlib.nullcontext():
-            outs = self.inner.run_pure(*values)
+            with _again(self.inner.facts.state.guards):
+                outs = self.inner.run_pure(*values)
             return _run(self.graph, values) if outs is None else outs
 
     @property
@@ -177,6 +179,8 @@ class Pulled(_OfPure):
     n: int
     wrt: tuple[int, ...]
     active: tuple[int, ...]
+    late: tuple[Guard, ...] = ()
+    """What of Python state its backward pass reads, as it was when that ran."""
 
     def __call__(self, *values: Any) -> tuple[Tensor, ...]:
         leaves, cotangents = values[: self.n], values[self.n :]
@@ -187,7 +191,8 @@ class Pulled(_OfPure):
 
         with nesting():
             pull: Any = torch.func.vjp(f, *(leaves[i] for i in self.wrt))[1]
-            return pull(tuple(cotangents))  # type: ignore[no-any-return]
+            with _again(self.late):
+                return pull(tuple(cotangents))  # type: ignore[no-any-return]
 
     @property
     def n_of_own(self) -> int:
@@ -356,6 +361,12 @@ class AtLevel:
 PURE = (Pure, _OfPure)
 
 
+def _again(guards: Sequence[Guard]) -> contextlib.AbstractContextManager[None]:
+    """See ``Trace.again``."""
+    trace = active_trace()
+    return contextlib.nullcontext() if trace is None else trace.again(guards)
+
+
 def require_repeatable(graph: Graph, both: bool = False) -> None:
     """Raise ``UnsupportedTransformError`` where a function makes opaque calls that have effects, in its forward pass,
     or in ``both``: it is about to run once more."""
@@ -418,16 +429,16 @@ def pushed_forward(of: Any, wrt: tuple[int, ...], n: int) -> Pushed:
 
 
 def backward_half(of: Pure, wrt: tuple[int, ...], n: int, n_saved: int) -> BackwardHalf:
-    exact = Pulled(of.root, of=of, n=n, wrt=wrt, active=of.active)
+    exact = Pulled(of.root, of=of, n=n, wrt=wrt, active=of.active, late=of.inner.facts.state.late.guards)
     places = (*range(n), *range(n + n_saved, n + n_saved + len(of.active)))
     return BackwardHalf(of.root, of=of, wrt=wrt, n_before=n + n_saved, exact=(exact, places))
 
 
-def pulled_back(of: Any, n: int, wrt: tuple[int, ...], active: tuple[int, ...]) -> Pulled:
+def pulled_back(of: Any, n: int, wrt: tuple[int, ...], active: tuple[int, ...], late: tuple[Guard, ...] = ()) -> Pulled:
     """The vector-Jacobian product of a pure function of ``n`` values."""
     exact = None
     if of.exact is not None:  # it is linear in these values
         whole, places = of.exact
         own = pulled_back(whole, len(places), tuple(places.index(i) for i in wrt), active)
         exact = own, (*places, *range(n, n + len(active)))
-    return Pulled(of.root, of=of, n=n, wrt=wrt, active=active, exact=exact)
+    return Pulled(of.root, of=of, n=n, wrt=wrt, active=active, exact=exact, late=late)

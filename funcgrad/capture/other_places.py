@@ -1,0 +1,54 @@
+"""Where tensors live in Python state, besides the place from which a call takes them."""
+
+from __future__ import annotations
+
+import weakref
+
+from attrs import evolve
+
+from ..state.effects import Refill, Store
+from ..state.guards import Guard, Place
+from ..state.state import with_brought
+from ..state.watch import Watch
+from .facts import Facts, Source
+from .inputs import Inputs
+
+
+def with_homes(facts: Facts, watch: Watch, inputs: Inputs) -> Facts:
+    """Facts that say of what is read whether there may be another one of it in each call."""
+    origins = [watch.lasting(c.origin) if isinstance(c.origin, Place) else c.origin for c in facts.captured]
+    captured = tuple(evolve(c, origin=at) for c, at in zip(facts.captured, origins, strict=True))
+    if not inputs.renewed:
+        return evolve(facts, captured=captured)
+    read = [*(g.place for g in facts.state.guards), *(place for place, _ in watch.tensors.values())]
+    read += [*(at for at in origins if isinstance(at, Place)), *(place for _, place in facts.numbers)]
+    return evolve(facts, captured=captured, state=with_brought(facts.state, watch, read, inputs.renewed))
+
+
+def other_places(
+    facts: Facts, watch: Watch, inputs: Inputs
+) -> tuple[tuple[tuple[Place, Source], ...], tuple[Guard, ...]]:
+    """Where inputs live besides the place they are read from; and guards for tensors that were met, and are no
+    inputs."""
+    slot_of: dict[int, Source] = {id(c.tensor): c.slot for c in facts.captured}
+    slot_of |= {id(t): slot for slot, t in reversed(inputs.tensors)}
+    first = {c.origin.identity for c in facts.captured if isinstance(c.origin, Place)}
+    held = [(p, t) for p, t in watch.tensors.values() if p.identity not in first and p.read() is t]
+    met = slot_of.keys() | {id(t) for _, t in held}
+    left = [(p, t) for key, (p, t) in watch.assigned.items() if key not in watch.tensors and p.identity not in first]
+    held += [(place, t) for place, t in left if id(t) in met]
+    also = tuple((place, slot_of[id(t)]) for place, t in held if id(t) in slot_of)
+    stored = {effect.place.location for effect in facts.state.effects if isinstance(effect, Store)}
+    refilled = {id(effect.container) for effect in facts.state.effects if isinstance(effect, Refill)}
+    unused = [(place, t) for place, t in held if id(t) not in slot_of]
+    # another one in each call, or after it
+    stored |= {p.location for p, _ in unused if id(p.owner) in facts.state.brought.parts}
+    renewed = {id(t) for place, t in unused if place.is_renewed(stored, refilled)}
+    guards = [Guard(p, None, "a tensor") if id(t) in renewed else Guard(p, weakref.ref(t), "tensor") for p, t in unused]
+    origins = [(c.origin, c.tensor) for c in facts.captured if isinstance(c.origin, Place)]
+    for place, t in unused if watch.said.compares_objects else ():
+        others = [(p, o is t) for p, o in (*held, *origins) if p.identity != place.identity] if id(t) in renewed else []
+        for how, is_one in (("one", True), ("apart", False)):
+            if own := tuple(p for p, one in others if one == is_one):
+                guards.append(Guard(place, own, how))
+    return also, tuple(guards)

@@ -1,0 +1,239 @@
+"""What a backward pass reads of Python state is as it is when that runs, as in eager PyTorch."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+
+import funcgrad as fg
+
+
+class State(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.n = 0
+        self.last = None
+        self.set(2.0)
+
+    def set(self, value):
+        self.k = value
+        self.w = torch.tensor([value, value + 1])
+        self.items = [value]
+        self.table = {"k": value}
+
+
+def function(backward, forward=lambda x, s: x * 3):
+    class Made(torch.autograd.Function):
+        @staticmethod
+        def forward(x, s):
+            return forward(x, s)
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(inputs[0])
+            ctx.s = inputs[1]
+
+        @staticmethod
+        def backward(ctx, g):
+            return backward(g, ctx.s, *ctx.saved_tensors), None
+
+    return lambda x, s: Made.apply(x, s).sum()
+
+
+def hooked(x, s):
+    y = x * 2
+    y.register_hook(lambda g: g * s.k)
+    return (y**2).sum()
+
+
+def unpacked(x, s):
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t * s.k):
+        return (x**2).sum()
+
+
+def stores(x, s):
+    s.last = x * 2
+    s.n += 1
+    return x * 3
+
+
+def by_module(x, s):
+    linear = torch.nn.Linear(2, 2)
+    torch.nn.init.ones_(linear.weight)
+    torch.nn.init.zeros_(linear.bias)
+    linear.register_full_backward_hook(lambda m, i, o: (i[0] * s.k,))
+    return linear(x).sum()
+
+
+FUNCTIONS = {
+    "an attribute": function(lambda g, s, x: g * s.k),
+    "an attribute that forward reads": function(lambda g, s, x: g * 2 * x * s.k, lambda x, s: x * x * s.k),
+    "a tensor": function(lambda g, s, x: g * s.w),
+    "a tensor that forward reads": function(lambda g, s, x: g * s.w, lambda x, s: x * s.w),
+    "an item": function(lambda g, s, x: g * s.items[0] + x * s.table["k"]),
+    "what forward stores": function(lambda g, s, x: g * s.last * s.n, stores),
+    "in a hook": hooked,
+    "in a hook of saved tensors": unpacked,
+    "in a hook of a module": by_module,
+}
+OF_PLAIN_AUTOGRAD = {"in a hook of saved tensors", "in a hook of a module"}
+STEPS = [(2.0, 2.0), (2.0, 3.0), (3.0, 2.0), (4.0, 5.0)]
+"""The state in the call, and in the backward pass."""
+
+
+def leaf():
+    return torch.tensor([1.0, 2.0], requires_grad=True)
+
+
+def between(call, s):
+    for now, then in STEPS:
+        x = leaf()
+        s.set(now)
+        loss = call(x, s)
+        s.set(then)
+        loss.backward()
+        yield loss, x.grad
+
+
+def in_a_kept_graph(call, s):
+    x = leaf()
+    loss = call(x, s)
+    for value in (2.0, 3.0, 2.0):
+        s.set(value)
+        loss.backward(retain_graph=True)
+        yield x.grad.clone()
+
+
+def twice(call, s):
+    for _ in range(2):
+        x = leaf()
+        s.set(2.0)
+        loss = call(x, s)
+        s.set(3.0)
+        (g,) = torch.autograd.grad(loss, x, create_graph=True)
+        yield g
+        s.set(4.0)
+        if g.requires_grad:
+            yield torch.autograd.grad((g**2).sum(), x, allow_unused=True)
+
+
+def two_calls(call, s):
+    for _ in range(3):
+        x = leaf()
+        sum([call(x * 1, s), call(x * 2, s)]).backward()
+        yield x.grad
+
+
+def captured(call, s):
+    for now, then in STEPS:
+        x = leaf()
+        s.set(now)
+        loss = call(x, s) * 2
+        s.set(then)
+        with fg.compiled_autograd(backend="aten") if call.is_compiled else contextlib.nullcontext():
+            loss.backward()
+        yield x.grad
+
+
+def written_within_the_pass(call, s):
+    """A hook that runs before the backward pass of the function."""
+    for value in (3.0, 5.0, 3.0):
+        x = leaf()
+        s.set(2.0)
+        loss = call(x, s) * 2
+        loss.register_hook(lambda g, value=value: s.set(value))
+        with fg.compiled_autograd(backend="aten") if call.is_compiled else contextlib.nullcontext():
+            loss.backward()
+        yield x.grad
+
+
+def at_a_level(call, s):
+    tensor = torch.tensor([7.0, 8.0])
+
+    def changed(x):
+        loss = call(x, s)
+        s.k, s.w = 7.0, tensor
+        return loss * 1
+
+    for _ in range(3):
+        s.set(2.0)
+        yield torch.func.grad(changed)(torch.tensor([1.0, 2.0]))
+
+
+def of_a_pullback(call, s):
+    tensors = torch.tensor([3.0, 4.0]), torch.tensor([5.0, 6.0])
+
+    def changed(x):
+        _, pull = torch.func.vjp(lambda v: call(v, s), x)
+        s.k, s.w = 3.0, tensors[0]
+        (g,) = pull(torch.ones(()))
+        s.k, s.w = 4.0, tensors[1]
+        return (g**2).sum()
+
+    for _ in range(2):
+        s.set(2.0)
+        yield torch.func.grad(changed)(torch.tensor([1.0, 2.0]))
+
+
+WAYS = [between, in_a_kept_graph, twice, two_calls, captured, written_within_the_pass, at_a_level, of_a_pullback]
+
+
+def observed(way, f, make, closes=False):
+    torch.manual_seed(0)
+    s = State()
+    made = make((lambda x: f(x, s)) if closes else f)
+
+    def call(x, s):
+        return made(x) if closes else made(x, s)
+
+    call.is_compiled = make is not plain
+    return list(way(call, s)), (s.k, s.w, s.n, s.last)
+
+
+def plain(f):
+    return f
+
+
+def compiled(f):
+    return fg.jit(f, backend="aten")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_it_is_read_when_the_pass_runs(name, way):
+    if name in OF_PLAIN_AUTOGRAD and way in (at_a_level, of_a_pullback):
+        pytest.skip("eager PyTorch does not differentiate it there")
+    f = FUNCTIONS[name]
+    torch.testing.assert_close(observed(way, f, compiled), observed(way, f, plain))
+
+
+@pytest.mark.parametrize("way", [twice, two_calls, at_a_level])
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in OF_PLAIN_AUTOGRAD])
+def test_of_an_object_that_is_no_argument(name, way):
+    f = FUNCTIONS[name]
+    torch.testing.assert_close(observed(way, f, compiled, closes=True), observed(way, f, plain, closes=True))
+
+
+def test_a_function_that_exchanges_more_than_values_at_a_level():
+    """It stores a tensor; so its pullback is not run once more."""
+    s = State()
+
+    def f(x):
+        s.last = x.detach() * 2
+        return hooked(x, s)
+
+    call = compiled(f)
+
+    def changed(x):
+        s.k = 2.0
+        y = call(x)
+        s.k = 3.0
+        return y
+
+    with pytest.raises(fg.UnsupportedTransformError, match="reads Python state that has changed since the call"):
+        torch.func.grad(changed)(torch.tensor([1.0, 2.0]))
+    x = leaf()
+    changed(x).backward()
+    torch.testing.assert_close(x.grad, 8 * x.detach() * 3)
