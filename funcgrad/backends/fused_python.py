@@ -25,7 +25,7 @@ from ..symbolic.torch_sizes import shape_of, strides_of
 from ..torch_private.engine import n_dispatch_modes
 from ..torch_private.modes import count_flops
 from ..torch_private.tensors import ALONE, alone, empty_cpu, holders, over
-from .printer import Printer
+from .printer import LAID_OUT_AS_SAID, Printer
 
 
 def print_python(
@@ -78,7 +78,7 @@ def print_python(
                 # what is returned stays as the library made it
                 returned = any(user.op == "output" for user in step.node.users)
                 kernels_read[step.node.name] = f"{step.node.name}_laid_out" if returned else step.node.name
-                lines.append(f"    {_laid_out(printer, step.node, kernels_read[step.node.name])}")
+                lines.append(printer.laid_out(step.node, kernels_read[step.node.name]))
     counted = len(lines) if printer.reads_sizes else head  # of sizes that are known
     lines[counted:counted] = _counted(printer, schedule)
     lines.append(printer.result())
@@ -161,31 +161,7 @@ def wrong_index(graph: Graph, *inputs: Any) -> NoReturn:
 
 def _may_lie_otherwise(node: fx.Node) -> bool:
     """Whether a library call may return another layout than PyTorch's shape functions say; products do not."""
-    return isinstance(value_of(node), Tensor) and node.target not in _PRODUCTS
-
-
-_PRODUCTS = {
-    torch.ops.aten.mm.default,
-    torch.ops.aten.bmm.default,
-    torch.ops.aten.addmm.default,
-    torch.ops.aten.baddbmm.default,
-}
-
-
-def _laid_out(printer: Printer, node: fx.Node, name: str) -> str:
-    """Kernels read what a library call returns as PyTorch's shape functions say it lies. Now and then they are
-    wrong."""
-    fake = value_of(node)
-    strides, dtype = strides_of(fake), printer.argument(fake.dtype)
-    made = f"{printer.name('as_expected', as_expected)}({node.name}, {shape_of(fake)}, {strides}, {dtype})"
-    if name == node.name:
-        return f"if {node.name}.stride() != {strides} or {node.name}.dtype is not {dtype}: {name} = {made}"
-    return f"{name} = {node.name} if {node.name}.stride() == {strides} and {node.name}.dtype is {dtype} else {made}"
-
-
-def as_expected(tensor: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """The same numbers in another layout."""
-    return torch.empty_strided(shape, strides, dtype=dtype, device=tensor.device).copy_(tensor.reshape(shape))
+    return isinstance(value_of(node), Tensor) and node.target not in LAID_OUT_AS_SAID
 
 
 def empty_on_cpu(printer: Printer, b: Buffer) -> str:

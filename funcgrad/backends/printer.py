@@ -18,18 +18,21 @@ from ..graph_primitives import NumberAsSize, Opaque, Sized, scalar, size
 from ..graphs import (
     Graph,
     is_getitem,
+    is_view,
     target_text,
     tensors_in,
     type_text,
     value_of,
     where_of,
 )
+from ..loops.index import row_major
 from ..memory.steps import Call, Free, Step
 from ..passes.library import ADDING
+from ..symbolic.known import same
 from ..symbolic.names import solved
 from ..symbolic.read_sizes import SizesOnPath
 from ..symbolic.sizes import Size, SizeError, Sizes, plain, sizes_of
-from ..symbolic.torch_sizes import symbols_of
+from ..symbolic.torch_sizes import shape_of, strides_of, symbols_of
 from ..torch_private.operators import argument_names, direct, is_operator, is_pointwise, overload_name
 from ..torch_private.symbols import is_size, shape_environment, symbol_name
 
@@ -67,6 +70,8 @@ class Printer:
         node = step.node
         call = self.argument(node.args[0]) if step.same else self.call(node, step.into, step.whole)
         lines = [f"    {node.name} = {call}  # {type_text(node.meta.get('val'))}{_from(node)}"]
+        if step.into is None and not step.same and _may_lie_otherwise(node):
+            lines.append(self.laid_out(node, node.name))
         if isinstance(node.target, NumberAsSize):
             found = "".join(map(self.argument, node.args[1:]))
             lines += self._sizes_known(node, node.target.read, {node.target.symbol: node.name}, found)
@@ -77,6 +82,17 @@ class Printer:
             }
             lines += self._sizes_known(node, node.target.read, named, node.name)
         return lines if step.into is None else [*lines, f"    {step.into.name} = None"]
+
+    def laid_out(self, node: fx.Node, name: str) -> str:
+        """A line that gives a call's result, as ``name``, the layout that PyTorch's shape functions say it has. Now and
+        then they are wrong."""
+        fake = value_of(node)
+        strides, dtype = strides_of(fake), self.argument(fake.dtype)
+        made = f"{self.name('as_expected', as_expected)}({node.name}, {shape_of(fake)}, {strides}, {dtype})"
+        if name == node.name:
+            return f"    if {node.name}.stride() != {strides} or {node.name}.dtype is not {dtype}: {name} = {made}"
+        same = f"{node.name}.stride() == {strides} and {node.name}.dtype is {dtype}"
+        return f"    {name} = {node.name} if {same} else {made}"
 
     def _sizes_known(self, node: fx.Node, read: int | None, named: Mapping[str, str], found: str) -> list[str]:
         """Lines that name sizes, and, of those which Python ``read``, check what the program takes for granted;
@@ -245,6 +261,39 @@ def _symbols(node: fx.Node) -> Collection[str]:
 def _from(node: fx.Node) -> str:
     where = where_of(node)
     return f" · {where}" if where else ""
+
+
+def _may_lie_otherwise(node: fx.Node) -> bool:
+    """Whether PyTorch's shape functions may be wrong about the layout of a result that is read: where all lies row by
+    row they are not. A view that was traced for the one layout may not be one of the other, and operators choose a
+    memory format by the strides, also of dimensions of one element."""
+    made = value_of(node)
+    if not isinstance(made, Tensor) or is_view(node) or all(user.op == "output" for user in node.users):
+        return False
+    has_ones = made.ndim > 3 and any(type(n) is int and n == 1 for n in shape_of(made))
+    if node.target in LAID_OUT_AS_SAID or (in_place_form(node.target) is not None and not has_ones):
+        return False  # these are as they say
+    call = node.args[0] if is_getitem(node) else node
+    read = [value_of(n) for n in call.all_input_nodes] if isinstance(call, fx.Node) else []
+    return not all(_is_row_major(t) for t in (made, *read) if isinstance(t, Tensor))
+
+
+LAID_OUT_AS_SAID = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.baddbmm.default,
+}
+"""Calls whose result lies as PyTorch's shape functions say."""
+
+
+def _is_row_major(t: Tensor) -> bool:
+    return all(map(same, strides_of(t), row_major(shape_of(t))))
+
+
+def as_expected(tensor: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """The same numbers in another layout."""
+    return torch.empty_strided(shape, strides, dtype=dtype, device=tensor.device).copy_(tensor.reshape(shape))
 
 
 def _escape(text: str) -> str:

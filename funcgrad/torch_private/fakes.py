@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._prims_common import infer_size
+from torch._prims_common import infer_size, suggest_memory_format
 
 # FakeTensorMode and friends: 2.11, 2.13, 2.15
 from torch._subclasses.fake_tensor import (
@@ -74,6 +74,14 @@ _PRODUCTS = {
     getattr(torch.ops.aten, name).default
     for name in ("mm", "bmm", "mv", "dot", "vdot", "addmm", "addmv", "addbmm", "baddbmm")
 }
+_LAID_OUT_BY_FORMAT = {
+    torch.ops.aten.native_batch_norm.default,
+    torch.ops.aten._native_batch_norm_legit.default,
+    torch.ops.aten._native_batch_norm_legit.no_stats,
+    torch.ops.aten._native_batch_norm_legit_functional.default,
+}
+"""Their results are in the argument's memory format, in whatever order its dimensions lie."""
+
 _VIEWS = {torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default}
 VIEW_WILL_NOT_DO = "view size is not compatible with input tensor's size and stride"
 
@@ -91,6 +99,8 @@ def on_fakes(op: Any, args: Any, kwargs: Any) -> Any:
     # 2.13: nothing asks this, so that a size that is a symbol might be 0
     if op in _INTERPOLATES and not all(size > 0 for size in args[1]):
         raise RuntimeError(f"Input and output sizes should be greater than 0, but got output {list(args[1])}")
+    if op in _LAID_OUT_BY_FORMAT:
+        args = (args[0].contiguous(memory_format=suggest_memory_format(args[0])), *args[1:])
     if op in _PRODUCTS and len({a.dtype for a in args if isinstance(a, FakeTensor)}) > 1:
         # fakes multiply what kernels refuse to: ask them, of one element
         with without_modes():
@@ -118,7 +128,7 @@ def _has_dimension_of_one(fake: Any, sizes: Any) -> bool:
     return isinstance(fake, FakeTensor) and any(type(n) is int and n in (1, -1) for n in (*fake.shape, *sizes))
 
 
-def _viewed(fake: FakeTensor, sizes: Any) -> Any:
+def _viewed(fake: Any, sizes: Any) -> Any:
     sizes = infer_size(sizes, fake.numel())
     strides = _strides_of_view(fake.shape, fake.stride(), sizes)
     if strides is None:
