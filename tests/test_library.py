@@ -150,16 +150,6 @@ def test_steps_done_together_do_not_keep_what_all_steps_need():
     assert memory.measured_peak < 1.25 * kept
 
 
-def test_a_matrix_read_transposed_by_many_small_products():
-    def f(w, a, b, c, d):
-        return sum((x @ w.t()).tanh().sum() for x in (a, b, c, d))
-
-    w, few = torch.randn(90, 80), [torch.randn(5, 80) for _ in range(4)]
-    found = targets(agree(f, w, *few))
-    assert found[aten.clone.default] == 1
-    assert targets(agree(f, w, *few[:3], torch.randn(200, 80)))[aten.clone.default] == 0
-
-
 @settings(max_examples=6, deadline=None)
 @given(st.integers(60, 90), st.integers(2, 5), st.integers(9, 17))
 def test_what_is_made_for_products_of_batches_lies_batch_by_batch(n, batches, d):

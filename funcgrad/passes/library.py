@@ -6,7 +6,6 @@ but for the first:
   as it lies;
 - the products of the slices of one tensor with one matrix are one product, or a few;
 - a sum of products is added up by the products, in place; many small ones of a sequence's slices are a few products;
-- a matrix that many small products read transposed is transposed once;
 - what kernels make for products of batches lies batch by batch.
 """
 
@@ -39,9 +38,8 @@ _ROWS = 128
 
 _TRANSPOSITIONS = (aten.t.default, aten.transpose.int, aten.permute.default)
 
-_FEW_ROWS, _OFTEN, _LARGE = 64, 4, 4096
-"""So many products of so few rows, with a matrix of at least so many elements: reading it transposed costs them more
-than multiplying does."""
+_FEW_ROWS, _OFTEN = 64, 4
+"""So many products of so few rows are worth one product of all rows."""
 
 
 def for_library(graph: Graph) -> Graph:
@@ -347,22 +345,6 @@ def _is_sum_of_products(node: fx.Node) -> bool:
     return not is_small(value_of(node).shape, value_of(operand).shape[-1])
 
 
-def _transposed_once(graph: fx.Graph) -> None:
-    groups: dict[tuple[Any, ...], list[fx.Node]] = {}
-    for node in _products(graph):
-        a, b = _args(node)
-        few = is_few(value_of(a).shape[0], _FEW_ROWS)
-        if b.target in _TRANSPOSITIONS and few and value_of(b).numel() >= _LARGE and value_of(b).stride(0) == 1:
-            groups.setdefault((b.target, *_args(b)), []).append(node)
-    for products in groups.values():
-        if len(products) >= _OFTEN:
-            matrix = _args(products[0])[1]
-            with graph.inserting_after(matrix):
-                copy = call(matrix, aten.clone.default, matrix, memory_format=torch.contiguous_format)
-            for node in products:
-                node.args = (_args(node)[0], copy)
-
-
 def _batch_by_batch(graph: fx.Graph) -> None:
     """What a kernel makes row by row, each with its part of all batches, for products of batches alone, it makes
     batch by batch."""
@@ -412,6 +394,5 @@ _REWRITINGS: Sequence[tuple[Callable[[fx.Graph], None], Sequence[Any]]] = (
     (_of_slices, (aten.mm.default,)),
     (_sums, tuple(ADDING)),
     (_together, (aten.mm.default,)),
-    (_transposed_once, (aten.mm.default,)),
     (_batch_by_batch, (aten.bmm.default,)),
 )

@@ -3,6 +3,7 @@ environment."""
 
 import ast
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -193,3 +194,37 @@ def test_functions_are_not_too_long(name):
         if n.end_lineno - n.lineno + 1 > LONGEST_FUNCTION
     }
     assert not long
+
+
+# ── the reading order ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+PAGE = (PACKAGE / "README.md").read_text(encoding="utf-8")
+FILE = r"[\w/]+\.py\b"
+
+
+def test_the_reading_order_names_files_that_there_are():
+    assert [f for f in re.findall(FILE, PAGE) if not any(f"/{name}".endswith(f"/{f}") for name in TREES)] == []
+
+
+@pytest.mark.parametrize("row", [line for line in PAGE.splitlines() if re.match(rf"\| `{FILE}", line)])
+def test_the_reading_order_names_what_is_in_its_files(row):
+    first = row.split("|")[1]
+    files = [name for name in TREES if any(f"/{name}".endswith(f"/{f}") for f in re.findall(FILE, row))]
+    defined = {
+        n.name for name in files for n in ast.walk(TREES[name]) if isinstance(n, (ast.FunctionDef, ast.ClassDef))
+    }
+    asked = [text for text in re.findall(r"`([\w.]+)`", first) if not text.endswith(".py")]
+    assert {part for text in asked for part in text.split(".")} <= defined
+
+
+def test_the_tree_of_a_call_names_functions_that_there_are():
+    words = {
+        word
+        for tree in TREES.values()
+        for n in ast.walk(tree)
+        for word in (getattr(n, "name", 0), getattr(n, "attr", 0))
+    }
+    tree = PAGE[PAGE.index("\n grad_compiled(loss)") : PAGE.index("**A second call**")]
+    named = set(re.findall(r"\b_?[a-z]+(?:_[a-z]+)+\b", re.sub(FILE, "", tree)))
+    assert {name for name in named - words if not (PACKAGE / name).is_dir()} == set()
