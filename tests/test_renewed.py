@@ -147,6 +147,36 @@ def test_a_closure_made_anew_is_a_hit() -> None:
     assert _same(world).cache_info().misses == 2
 
 
+class Batch:
+    """What keeps its attributes in a dict of its own."""
+
+    def __init__(self, **given: Any) -> None:
+        self.__dict__["store"] = given
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self.__dict__["store"]:
+            raise AttributeError(name)
+        return self.store[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.store[name] = value
+
+
+@pytest.mark.parametrize("read", ["b.out = v * b.x; return b.out", "return v * b.a.x + b.l[0].x", "return v * b.n"])
+def test_an_object_that_keeps_its_attributes_elsewhere_is_a_hit(read: str) -> None:
+    def world() -> World:
+        space: dict[str, Any] = {}
+        exec(f"def f(v, b):\n    {read}", space)
+
+        def call(g: Callable[..., Any], i: int) -> Any:
+            batch = Batch(x=x(i), a=Batch(x=x(2 * i)), l=[Batch(x=x(3 * i))], n=1.5 + i)
+            return g(x(), batch), getattr(batch, "out", None)
+
+        return space["f"], [lambda g, i=i: call(g, i) for i in range(5)]  # type: ignore[misc]
+
+    assert _same(world).cache_info().misses == 2
+
+
 def test_an_argument_that_is_an_object_is_a_hit_and_is_written_to() -> None:
     def world() -> World:
         def f(v: Tensor, batch: Any) -> Tensor:

@@ -202,8 +202,8 @@ class Brought:
     def among(renewed: Sequence[Renewed], known: Sequence[Any], held: Sequence[Any]) -> Brought:
         """``known``: all objects that a function met; ``held``: those that containers are known to hold. One that
         shares a part with any of these is the one it is."""
-        values, kinds = {id(own.value) for own in renewed}, {type(own.value) for own in renewed}
-        met = [v for v in (*(k for k in known if id(k) not in values), *held) if type(v) in kinds]
+        parts, kinds = Brought(renewed).parts, {type(own.value) for own in renewed}
+        met = [v for v in (*(k for k in known if id(k) not in parts), *held) if type(v) in kinds]
         others = frozenset(id(part) for v in met for part, _ in parts_of(v))
         apart = [own for own in renewed if others.isdisjoint(id(part) for part, _ in parts_of(own.value))]
         return Brought(apart, others) if len(apart) == len(renewed) else Brought.among(in_order(apart), known, held)
