@@ -9,9 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from ..errors import ArgumentError, ContainerError
+from ..state.hooks import can_be_hooked
+from ..state.names import attributes_of, is_library
 
 _DEEP, _MANY = 4, 1000
 """How far from an object, and among how many, a tensor is looked for."""
@@ -50,10 +53,35 @@ _BY_IDENTITY = (set, frozenset, types.MethodType, types.BuiltinMethodType, *_ATO
 _IDENTITY: Any = object.__eq__
 
 
+def _compares_tensors(value: Any) -> bool:
+    compares = type(value).__eq__ is not _IDENTITY and not isinstance(value, _BY_IDENTITY)
+    return compares and _holds_tensor(value)
+
+
+def is_watched(value: Any) -> bool:
+    """Whether what is read of an object is heard of: then it is Python state, and not compared."""
+    kind = type(value)
+    return can_be_hooked(kind) and not is_library(kind) and attributes_of(value) is not None
+
+
+@frozen(eq=False)
+class Itself:
+    """An object that is compared by which it is, as what it would be compared by is tensors."""
+
+    value: Any
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+def comparable(value: Any) -> Any:
+    """What a static value is compared with."""
+    return Itself(value) if _compares_tensors(value) and is_watched(value) else value
+
+
 def require_comparable(value: Any, path: str) -> None:
     """Raise ``ContainerError`` for an argument that is compared by what is in it, if that is tensors."""
-    compares = type(value).__eq__ is not _IDENTITY and not isinstance(value, _BY_IDENTITY)
-    if not compares or not _holds_tensor(value):
+    if not _compares_tensors(value) or is_watched(value):
         return
     kind = type(value).__name__
     static = type(value) in (dict, list, tuple)

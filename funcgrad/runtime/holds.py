@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..capture.hidden import equal
+from ..capture.hidden import Itself, equal
 from ..state.guards import compared_fields
 
 
@@ -16,6 +16,8 @@ def holds(baked: Any, now: Any) -> bool:
     fields of dataclasses and attrs classes, too. NaN is NaN, 0.0 is not -0.0."""
     if baked is now:
         return True
+    if isinstance(baked, Itself):
+        return baked.value is (now.value if isinstance(now, Itself) else now)
     if type(baked) is not type(now):
         return False
     if isinstance(baked, (float, complex, np.generic)):

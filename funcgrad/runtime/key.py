@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..autograd_state import family_of
 from ..capture.autocast import Autocast, autocast_now
+from ..capture.hidden import Itself, comparable
 from ..capture.inputs import Symbolic
 from ..errors import ArgumentError
 from ..show.parts import Doc, Table
@@ -79,6 +80,10 @@ class StaticSpec:
     @staticmethod
     def of(value: Any) -> StaticSpec:
         return StaticSpec(_copied(value))
+
+    @property
+    def object(self) -> Any:
+        return self.value.value if isinstance(self.value, Itself) else self.value
 
     def __str__(self) -> str:
         return repr(self.value)
@@ -233,7 +238,7 @@ def spec_of(value: Any, path: str) -> LeafSpec:
             where=path,
             fix="convert it: torch.from_numpy(x)",
         )
-    return StaticSpec.of(value)
+    return StaticSpec.of(comparable(value))
 
 
 def _copied(value: Any) -> Any:

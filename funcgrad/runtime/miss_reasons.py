@@ -66,7 +66,7 @@ def objects_of(program: Program, inputs: Inputs, every: bool = False) -> Now:
     state, here = program.facts.state, inputs.by_path
     arguments = {own.at: own.value for own in state.brought.renewed if isinstance(own.at, str)}
     leaves = zip(program.key.paths, program.key.leaves, strict=True)
-    arguments |= {path: spec.value for path, spec in leaves if isinstance(spec, StaticSpec)}
+    arguments |= {path: spec.object for path, spec in leaves if isinstance(spec, StaticSpec)}
     # programs for a module that is an argument belong to it (cache.py)
     pairs = {p: (was, here[p]) for p, was in arguments.items() if p in here and not isinstance(was, torch.nn.Module)}
     renewed = {id(own.value) for own in inputs.renewed}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import builtins
 import collections
 import functools
@@ -41,10 +42,14 @@ def package(module: str | None) -> str:
     return (module or "").partition(".")[0]
 
 
+_MAKE_CLASSES = {"builtins": builtins, "abc": abc}
+
+
 def package_of(kind: type) -> str:
-    """The package of a class; none of one that was made by code without a module (``exec``), which Python takes for
-    a builtin."""
-    may_lack_one = kind.__module__ == "builtins" and kind.__flags__ & HEAP_TYPE and not hasattr(builtins, kind.__name__)
+    """The package of a class; none of one that was made by code without a module (``exec``, a metaclass), which Python
+    takes for one of those who make classes."""
+    made_by = _MAKE_CLASSES.get(kind.__module__)
+    may_lack_one = made_by is not None and kind.__flags__ & HEAP_TYPE and not hasattr(made_by, kind.__name__)
     return "" if may_lack_one and not _has_module(kind) else package(kind.__module__)
 
 

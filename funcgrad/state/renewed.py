@@ -27,6 +27,7 @@ from .names import attributes_of, is_library, item_name, slots_of
 _CONTAINERS = (dict, list, set, collections.deque, collections.OrderedDict, types.SimpleNamespace)
 _TABLES = [name for name, held in vars(torch.nn.Module()).items() if isinstance(held, dict)]
 _LEADS_ON_GUARDED = (type, types.ModuleType, types.FunctionType, types.CodeType, torch.Tensor, str, bytes, int, float)
+_ORDERED = (dict, list, collections.deque)
 _BUILTIN = (list, tuple, set, frozenset, collections.deque)
 _DEEP = 8
 _READABLE = ("item", "slot", "cell", "class", "default")
@@ -138,14 +139,17 @@ class Now:
 def one_by_one(guard: Guard) -> list[Guard]:
     """Of a guard on the contents of a container of objects, those on which these are."""
     held, owner = guard.value, guard.place.owner
-    if guard.how not in ("items", "entries") or all(map(is_plain, held.values() if guard.how == "entries" else held)):
+    if guard.how.removeprefix("like ") not in ("items", "entries") or not isinstance(owner, _ORDERED):
         return [guard]
-    if not isinstance(owner, (dict, list, collections.deque)):
+    pairs = list(held.items() if isinstance(owner, dict) else enumerate(held))
+    if all(is_plain(value) or isinstance(value, torch.Tensor) for _, value in pairs):
         return [guard]
-    pairs = held.items() if guard.how == "entries" else enumerate(held)
-    places = [(Place("item", owner, key, item_name(guard.place.name, key)), value) for key, value in pairs]
-    shape = type(owner), tuple(held) if isinstance(owner, dict) else len(held)
-    return [evolve(guard, value=shape, how="shape"), *(Guard.of(place, value) for place, value in places)]
+    found = [evolve(guard, value=(type(owner), tuple(held) if isinstance(owner, dict) else len(held)), how="shape")]
+    for key, value in pairs:
+        place = Place("item", owner, key, item_name(guard.place.name, key))
+        is_tensor = isinstance(value, torch.Tensor)
+        found.append(Guard(place, None, "a tensor") if is_tensor else Guard.of(place, value))
+    return found
 
 
 def items_of(guards: Iterable[Guard]) -> Iterator[Any]:
