@@ -1023,3 +1023,65 @@ def test_a_version_moves_with_what_shares_its_counter_alone(part, write):
         out = g(a, flat)
         seen.append((out.tolist(), a.tolist(), flat.tolist(), a._version - before[0], flat._version - before[1]))
     assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("target", [torch.float32, torch.int64, torch.bool])
+@pytest.mark.parametrize("value", [torch.complex64, torch.float64, torch.int64, 2.5, 2])
+@pytest.mark.parametrize("name", ["add_", "sub_", "mul_", "div_", "addcmul_", "addcdiv_", "clamp_min_", "eq_"])
+def test_what_eager_pytorch_does_not_cast_is_not_written(name, value, target):
+    def f(x, y):
+        return getattr(x.clone(), name)(*([y] * (2 if name.startswith("addc") else 1))).clone()
+
+    x, y = torch.ones(3, dtype=target), value
+    if isinstance(value, torch.dtype):
+        y = torch.ones(3, dtype=value)
+    try:
+        eager = f(x, y)
+    except (RuntimeError, TypeError) as error:
+        with pytest.raises(type(error)):
+            fg.jit(f, backend="aten")(x, y)
+    else:
+        torch.testing.assert_close(fg.jit(f, backend="aten")(x, y), eager, rtol=0, atol=0)
+
+
+OUT = {
+    "mm": lambda x, out: torch.mm(x, x, out=out),
+    "addmm": lambda x, out: torch.addmm(x, x, x, out=out),
+    "bmm": lambda x, out: torch.bmm(x[None], x[None], out=out),
+    "mv": lambda x, out: torch.mv(x, x[0], out=out),
+    "matmul": lambda x, out: torch.matmul(x, x, out=out),
+    "dot": lambda x, out: torch.dot(x[0], x[0], out=out),
+    "add": lambda x, out: torch.add(x, x, out=out),
+    "cat": lambda x, out: torch.cat([x, x], out=out),
+    "cumsum": lambda x, out: torch.cumsum(x, 0, out=out),
+    "sort": lambda x, out: torch.sort(x, out=(out, torch.empty(0, dtype=torch.int64))),
+    "index_select": lambda x, out: torch.index_select(x, 0, torch.tensor([0]), out=out),
+    "gather": lambda x, out: torch.gather(x, 0, torch.tensor([[0]]), out=out),
+    "tril": lambda x, out: torch.tril(x, out=out),
+    "where": lambda x, out: torch.where(x > 0, x, x, out=out),
+    "amax": lambda x, out: torch.amax(x, 0, out=out),
+    "linalg.inv": lambda x, out: torch.linalg.inv(x, out=out),
+    "softmax": lambda x, out: torch.softmax(x, 0, out=out),
+    "exp": lambda x, out: torch.exp(x, out=out),
+    "norm": lambda x, out: torch.linalg.vector_norm(x, out=out),
+    "stack": lambda x, out: torch.stack([x], out=out),
+    "take": lambda x, out: torch.take(x, torch.tensor([0]), out=out),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.complex64])
+@pytest.mark.parametrize("name", OUT)
+def test_out_of_another_dtype_is_cast_to_where_eager_pytorch_casts(name, dtype):
+    def f(x):
+        return OUT[name](x, torch.empty(0, dtype=dtype))
+
+    def of(call):
+        try:
+            result = call(torch.eye(3))
+            return result[0] if name == "sort" else result
+        except RuntimeError as error:
+            assert not isinstance(error, fg.FuncgradError)
+            return RuntimeError
+
+    eager, ours = of(f), of(fg.jit(f, backend="aten"))
+    assert eager is ours or torch.equal(eager, ours)

@@ -30,7 +30,7 @@ from ..trees import flatten
 from .torch_patches import set_
 from .trace import Trace
 from .views import Geometry, HowGiven, is_dense
-from .writes import refuse_overlap, refuse_reading
+from .writes import one_of, refuse_overlap, refuse_reading
 
 
 def give_data(trace: Trace, original: Any, tensor: Tensor, value: Any, how: HowGiven = "data") -> None:
@@ -278,9 +278,11 @@ def call_with_out(trace: Trace, func: Any, original: Any, args: Sequence[Any], k
     plain, plain_rest = _plain(args), _plain(rest)  # here: what functionalisation has put off is recorded
     with without_modes(), without_function_modes(), trace.fakes, torch.no_grad():
         likes = func(*plain, **plain_rest)
+    likes = [likes] if isinstance(likes, Tensor) else likes
+    if any(out.dtype != like.dtype for out, like in zip(outs, likes, strict=True)):
+        _refuse_dtypes(func, args, rest, likes, kwargs["out"])
     named = original if isinstance(original, tuple) else (original,)
     read = flatten((args, rest))[0] if trace.writes.first_run else ()
-    likes = [likes] if isinstance(likes, Tensor) else likes
     fitted = tuple(_fit(trace, *one) for one in zip(named, outs, likes, strict=True))
     for out, now in zip(outs, fitted, strict=True):
         refuse_reading(func, now, read if out.numel() < now.numel() else ())  # eager PyTorch looks before it resizes
@@ -304,6 +306,23 @@ def call_with_out(trace: Trace, func: Any, original: Any, args: Sequence[Any], k
             refuse_overlap(func, out, flatten((args, rest))[0])
         out.copy_(value)
     return values if isinstance(original, tuple) else outs[0]
+
+
+def _refuse_dtypes(func: Any, args: Any, rest: Mapping[str, Any], likes: Sequence[Tensor], out: Any) -> None:
+    """Raise what a kernel raises that is given other dtypes to write to than those it computes (``mm``), where the
+    functional form would go through: it is asked, of one element, where it takes one."""
+
+    def ask(dtypes: Sequence[torch.dtype]) -> None:
+        own = tuple(torch.empty(0, dtype=dtype) for dtype in dtypes)
+        func(*one_of(args, 0), **{k: one_of(v, 0) for k, v in rest.items()}, out=own if is_tuple else own[0])
+
+    is_tuple = isinstance(out, tuple)
+    with without_modes(), without_function_modes(), torch.no_grad():
+        try:
+            ask([like.dtype for like in likes])
+        except Exception:  # a size or an index that one element has not
+            return
+        ask([t.dtype for t in out] if is_tuple else [out.dtype])
 
 
 def _plain(value: Any) -> Any:

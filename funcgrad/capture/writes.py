@@ -18,7 +18,7 @@ from ..subclasses import inner_tensors
 from ..torch_private.fakes import without_modes
 from ..torch_private.functional import FunctionalTensor, from_functional, mutation_count, replace_value, view_kind
 from ..torch_private.modes import without_function_modes
-from ..torch_private.operators import writes_inputs, written_by
+from ..torch_private.operators import draws_random, is_pointwise, writes_inputs, written_by
 from ..torch_private.tensors import storage_id
 from .lineage import Lineage
 from .memory import share_elements
@@ -108,7 +108,7 @@ class Writes:
     def _rewritten(self, op: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
         target = next(written_by(op, args, kwargs), None) if writes_inputs(op) and view_kind(op) is None else None
         if target is not None and self.first_run and not self._scattering:
-            _refuse_as_eager(op, target, args)
+            _refuse_as_eager(op, target, args, kwargs)
         return rewrite(op, args, kwargs)
 
     def scatters(self, op: Any, args: Any, kwargs: Any) -> bool:
@@ -119,7 +119,7 @@ class Writes:
         """Make such a call."""
         written = list(written_by(op, args, kwargs))
         if self.first_run and not is_expanded(written[0]):
-            _refuse_as_eager(op, written[0], args)
+            _refuse_as_eager(op, written[0], args, kwargs)
         self.note(op, args, kwargs)
         self._scattering = True
         try:
@@ -253,34 +253,44 @@ _ADDING = {"addmm", "baddbmm", "addbmm", "addmv", "addr"}
 """What adds a product to its first argument: of that, the element that is read is the one that is written."""
 
 
-def _refuse_as_eager(op: Any, target: Tensor, args: Any) -> None:
+def _refuse_as_eager(op: Any, target: Tensor, args: Any, kwargs: Any) -> None:
     """Raise what eager PyTorch raises where a functional form of the op would go through: for a write that reads
-    what it overwrites elsewhere, and for a product that does not fit the dtype it is written to."""
+    what it overwrites elsewhere, and for what does not fit the dtype it is written to."""
     first = op._schema.arguments[0].alias_info
     is_method = first is not None and first.is_write
     if not (op is aten.index_put_.default and _is_masked_fill(*args[1:])):
         adds_in_place = _name(op) in _ADDING and (args[0] is target or Geometry.of(args[0]) == Geometry.of(target))
         refuse_overlap(op, target, args[1:] if is_method or adds_in_place else args)
-    if op in _PRODUCTS and not target.is_complex():
-        with without_modes(), without_function_modes():
-            wide = torch.result_type(*(_shell(a) if isinstance(a, Tensor) else a for a in args[:2]))
-        if not torch.can_cast(wide, target.dtype):
-            wide_name, name = (str(d).removeprefix("torch.").capitalize() for d in (wide, target.dtype))
-            raise RuntimeError(f"result type {wide_name} can't be cast to the desired output type {name}")
+    given = (*args, *kwargs.values())
+    if is_pointwise(op) and not draws_random(op) and any(_kind(a) > _kind(target) for a in given):
+        # fakes and functional forms make what the kernels of PyTorch do not cast: ask these, of one element
+        with without_modes(), without_function_modes(), torch.no_grad():
+            op(*map(one_of, args), **{name: one_of(a) for name, a in kwargs.items()})
+
+
+def _kind(value: Any) -> int:
+    """Where the dtype of a value stands among truth values, whole, real and complex numbers."""
+    if isinstance(value, Tensor):
+        integral = 0 if value.dtype is torch.bool else 1
+        return 3 if value.is_complex() else 2 if value.is_floating_point() else integral
+    kinds: tuple[Any, ...] = (bool, (int, torch.SymInt), (float, torch.SymFloat), complex)
+    return next((kind for kind, types in enumerate(kinds) if isinstance(value, types)), -1)
+
+
+def one_of(value: Any, whole: int = 1) -> Any:
+    """An argument that promotes as this one does, of ones; ``whole`` where it is of integers, which may be indices."""
+    if isinstance(value, Tensor):
+        is_real = value.is_floating_point() or value.is_complex()
+        return torch.full([1] * value.dim(), 1 if is_real else whole, dtype=value.dtype)
+    if isinstance(value, (list, tuple)):
+        return [one_of(v, whole) for v in value]
+    return 1 if isinstance(value, torch.SymInt) else 1.0 if isinstance(value, torch.SymFloat) else value
 
 
 def _is_masked_fill(indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> bool:
     """Whether eager PyTorch fills where a mask says so (``x[mask] = value``): it reads the value before it writes."""
     masks = [i for i in indices if i is not None]
     return values.numel() == 1 and not accumulate and len(masks) == 1 and masks[0].dtype in (torch.bool, torch.uint8)
-
-
-def _shell(tensor: Tensor) -> Tensor:
-    """A tensor that promotes as this one does."""
-    return torch.empty([0] * tensor.dim(), dtype=tensor.dtype, device="meta")
-
-
-_PRODUCTS = {aten.mul_.Tensor, aten.mul_.Scalar}
 
 
 def _partly_overlap(a: Tensor, b: Tensor) -> bool:
