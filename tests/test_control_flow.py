@@ -117,8 +117,14 @@ def of_each(a, b):
     return map(lambda x, a: (x.sin() * a).sum(0), b, a)
 
 
+def chosen_of_a_view(a, b):
+    """One that lies in memory by a size that is none of its own."""
+    return torch.cond(a.sum() > 0, lambda x: x.sin() * 2, lambda x: x.cos(), (b[:, 0, :].T,))
+
+
 OF_ALL_SIZES = {
     "cond": chosen,
+    "cond of a view": chosen_of_a_view,
     "grad of cond": torch.func.grad(chosen, (0, 1)),
     "vmap of grad of cond": torch.vmap(torch.func.grad(chosen, (0, 1))),
     "scan": recurrent(scan),
@@ -136,7 +142,7 @@ OF_ALL_SIZES = {
 @pytest.mark.parametrize("backend", ["aten", "c"])
 @pytest.mark.parametrize("name", OF_ALL_SIZES)
 def test_one_program_for_all_sizes(name, backend):
-    """Also under ``vmap``, where a slice lies in its tensor as a size says that is none of its own."""
+    """Also under ``vmap``, where a slice is such a view."""
     f = OF_ALL_SIZES[name]
     c, known = fg.jit(f, backend=backend), fg.jit(f, backend="aten", dynamic=False)
     batches, misses = ((4,), (5,), (7,), (6,)) if "vmap" in name else ((),) * 4, []
