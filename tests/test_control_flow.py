@@ -97,10 +97,60 @@ def test_scan_that_is_differentiated_by_backward(backend):
 
 def test_one_body_for_all_steps():
     """The graph does not grow with the steps, and the body is compiled once."""
-    c = fg.grad_compiled(recurrent(scan))
+    c = fg.grad_compiled(recurrent(scan), dynamic=False)
     text = [str(c.program(INIT, torch.randn(n, 2, 3)).joint) for n in (3, 30)]
     assert text[0].count("\n") == text[1].count("\n") and "scan(body" in text[0]
     assert sum(source.text.count("scan(") for source in c.program(INIT, XS).sources) == 2  # forward, and backward
+
+
+def chosen(a, b):
+    n = b.shape[0]
+    return torch.cond(a.sum() > 0, lambda a, b: a.sin() * n + b.sum(0), lambda a, b: a.cos() / a.shape[0], (a, b)).sum()
+
+
+def repeated(a, b):
+    """As many steps as a size says."""
+    return while_loop(lambda i, c: i < b.shape[0], lambda i, c: (i + 1, torch.tanh(c) + b.sum(0)), (torch.tensor(0), a))
+
+
+def of_each(a, b):
+    return map(lambda x, a: (x.sin() * a).sum(0), b, a)
+
+
+def chosen_of_a_view(a, b):
+    """One that lies in memory by a size that is none of its own."""
+    return torch.cond(a.sum() > 0, lambda x: x.sin() * 2, lambda x: x.cos(), (b[:, 0, :].T,))
+
+
+OF_ALL_SIZES = {
+    "cond": chosen,
+    "cond of a view": chosen_of_a_view,
+    "grad of cond": torch.func.grad(chosen, (0, 1)),
+    "vmap of grad of cond": torch.vmap(torch.func.grad(chosen, (0, 1))),
+    "scan": recurrent(scan),
+    "grad of scan": torch.func.grad(recurrent(scan), (0, 1)),
+    "jvp of scan": lambda a, b: torch.func.jvp(recurrent(scan), (a, b), (a, b)),
+    "vmap of scan": torch.vmap(recurrent(scan)),
+    "vmap of grad of scan": torch.vmap(torch.func.grad(recurrent(scan), (0, 1))),
+    "map": of_each,
+    "vmap of map": torch.vmap(of_each),
+    "while": repeated,
+    "vmap of while": torch.vmap(repeated),
+}
+
+
+@pytest.mark.parametrize("backend", ["aten", "c"])
+@pytest.mark.parametrize("name", OF_ALL_SIZES)
+def test_one_program_for_all_sizes(name, backend):
+    """Also under ``vmap``, where a slice is such a view."""
+    f = OF_ALL_SIZES[name]
+    c, known = fg.jit(f, backend=backend), fg.jit(f, backend="aten", dynamic=False)
+    batches, misses = ((4,), (5,), (7,), (6,)) if "vmap" in name else ((),) * 4, []
+    for batch, n in zip(batches, (2, 5, 4, 6), strict=True):
+        args = (torch.randn(*batch, n, 3).double() / 2, torch.randn(*batch, n + 4, n, 3).double() / 2)
+        torch.testing.assert_close(c(*args), known(*args))
+        misses.append(c.cache_info().misses)
+    assert misses == [1, 2, 2, 2], c.explain_miss(*args)
 
 
 @pytest.mark.parametrize("reverse", [False, True])

@@ -137,6 +137,8 @@ class Printer:
         inputs = self._graph.placeholders
         found = [(n, f"{node.name}.shape[{d}]") for node in inputs for d, n in _symbolic_sizes(node)]
         found += [(node.meta["val"], node.name) for node in inputs if is_size(node.meta.get("val"))]
+        # a slice that a body of control flow is given lies as a tensor does whose size is none of its own
+        found += [(n, f"{node.name}.stride({d})") for node in inputs for d, n in _symbolic_strides(node)]
         symbols = {symbol for n in self._graph.fx.nodes for symbol in _symbols(n)}
         known = {name: place for n, place in reversed(found) if (name := symbol_name(n)) is not None}
         known |= {
@@ -228,6 +230,14 @@ def in_place_form(op: Any) -> Any:
     return overload if overload is not None and argument_names(overload) == argument_names(op) else None
 
 
+def _symbolic_strides(node: fx.Node) -> Iterator[tuple[int, torch.SymInt]]:
+    """The dimensions along which elements of a tensor lie a symbolic number apart; not where there is but one."""
+    value = node.meta.get("val")
+    if isinstance(value, Tensor):
+        pairs: Any = zip(value.shape, value.stride(), strict=True)
+        yield from ((d, n) for d, (size, n) in enumerate(pairs) if is_size(n) and (is_size(size) or size > 1))
+
+
 def _symbolic_sizes(node: fx.Node) -> Iterator[tuple[int, torch.SymInt]]:
     """The dimensions of a tensor whose sizes are symbolic."""
     value = node.meta.get("val")
@@ -254,7 +264,7 @@ def _require_read_before(lines: Sequence[str], read: Collection[str]) -> None:
 def _symbols(node: fx.Node) -> Collection[str]:
     """The symbols that a value knows of."""
     value = node.meta.get("val")
-    sizes: list[Any] = [value] if is_size(value) else [n for _, n in _symbolic_sizes(node)]
+    sizes: list[Any] = [value] if is_size(value) else [n for _, n in (*_symbolic_sizes(node), *_symbolic_strides(node))]
     return {symbol for n in sizes for symbol in symbols_of(n)}
 
 

@@ -27,7 +27,6 @@ from ..torch_private.fakes import without_modes
 from ..torch_private.functional import FunctionalTensor, from_functional
 from .bodies import no_subclass
 from .derived import Function, Gradients, beside, in_batch, is_differentiable, or_zeros, pull, push, spread, vmapped
-from .floats import NotSymbolicError
 from .trace import Trace
 from .traced_bodies import draws, functional, graph_of
 
@@ -403,8 +402,6 @@ def _fakes(trace: Trace, tensors: Sequence[Tensor]) -> list[Tensor]:
         if not isinstance(own, FunctionalTensor):
             raise no_subclass(own)
         found.append(from_functional(own))
-        if any(isinstance(n, torch.SymInt) for n in own.shape):
-            raise NotSymbolicError("control flow runs graphs of known sizes")
     return found
 
 

@@ -20,6 +20,7 @@ from ..state.lines import user_line
 from ..torch_private.autograd import next_sequence_number, running_sequence_number
 from ..torch_private.fakes import FakeTensor, FakeTensorMode, without_modes
 from ..torch_private.modes import TorchDispatchMode
+from ..torch_private.symbols import expression
 from ..trees import flatten
 from .bodies import Bodies
 from .fake_tensor_cache import Results
@@ -222,10 +223,20 @@ class Recorder:
             name, dim = self.symbols.sizes.get(symbol, (None, 0))
             tensor = next((node for slot, node in self.placeholder_of.items() if str(slot) == name), None)
             if tensor is None or tensor.graph is not self.graph:
-                raise NotSymbolicError("a body of control flow depends on a symbol")
+                tensor, dim = self._operand_of_size(symbol)
+            assert self.graph is not None
             with self.graph.inserting_after(next(reversed(self.graph.find_nodes(op="placeholder")))):
                 self._scalars[symbol] = self._size_node(tensor, dim)
         return self._scalars[symbol]
+
+    def _operand_of_size(self, symbol: str) -> tuple[fx.Node, int]:
+        """The operand of a body of control flow, and its dimension, whose size a symbol is."""
+        for node in self.placeholder_of.values():
+            value = value_of(node)
+            for dim, n in enumerate(value.shape if isinstance(value, Tensor) else ()):
+                if isinstance(n, torch.SymInt) and str(expression(n)) == symbol:
+                    return node, dim
+        raise NotSymbolicError("a body of control flow depends on a symbol that is the size of none of its operands")
 
     def size_of(self, symbol: str, fake: Tensor, dim: int) -> None:
         """A symbol is the size of a result."""
