@@ -184,6 +184,7 @@ class _DryRun:
         leaves_given, paths_given = flatten_arguments(inputs.names, args, kwargs)
         arguments = inputs.objects
         self.watch = trace.watch = Watch(root, arguments, inputs.numbers(stand_ins))
+        self.watch.notes_what_runs = bool(inputs.renewed)
         containers = inputs.containers(args, kwargs)
         self._given, unseen = self.watch.give(containers), contents_of(containers)
         trace.reals = {id(m.seen): real for m, real in ((self._mirrored[id(t)], t) for _, t in self._reals)}

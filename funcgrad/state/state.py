@@ -100,8 +100,10 @@ def state_of(watch: Watch, written: Written, arguments: Iterable[tuple[str, Any]
 def with_brought(state: State, watch: Watch, places: Iterable[Place], renewed: Sequence[Renewed]) -> State:
     """The state in which each call may bring others of the objects that were others in other calls, of which the
     function reads what they hold alone. ``places``: where what it reads lives."""
-    said, into_arguments = watch.said, state.into.written
-    if said.past_hooks or "id" in said.globals or watch.caches or into_arguments:
+    said = watch.said_by_what_ran
+    names = said.globals | said.attributes
+    asks_caches = any(name.rpartition(".")[2] in names for _, name, _ in watch.caches)
+    if said.past_hooks or "id" in said.globals or asks_caches or state.into.written:
         return state  # which objects they are, matters
     parts = Brought(renewed).parts
     guards = tuple(own for g in state.guards for own in (one_by_one(g) if id(g.place.owner) in parts else [g]))

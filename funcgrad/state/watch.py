@@ -70,6 +70,7 @@ class Watch(Assumed):
         self._stack = ExitStack()
         self._root = root
         self._ran: set[types.CodeType] | None = None
+        self.notes_what_runs = False
         self.put_numbers(numbers)
         try:
             self.see(root, "")
@@ -87,7 +88,8 @@ class Watch(Assumed):
     def __enter__(self) -> Watch:
         self._stack.enter_context(hooked_environment())
         self._stack.enter_context(listening(self))
-        asks = any(mentions(code).unseen or asks_clock(function) for code, function in self._codes.items())
+        unseen = any(mentions(code).unseen or asks_clock(function) for code, function in self._codes.items())
+        asks = unseen or self.notes_what_runs
         if asks or self._is_in_backward:
             self._stack.enter_context(self._noting_what_runs(asks))
         self._is_running = True
@@ -185,6 +187,11 @@ class Watch(Assumed):
     def lines(self) -> Lines:
         """Where what was read is read."""
         return Lines(self.heard, tuple(self._codes))
+
+    @property
+    def said_by_what_ran(self) -> Mentions:
+        """What the code mentions that ran, as far as that was noted."""
+        return together([mentions(code) for code in self._codes if self._ran is None or code in self._ran])
 
     @property
     def known(self) -> list[Any]:
