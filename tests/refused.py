@@ -897,17 +897,23 @@ def sets_an_attribute(x: Tensor) -> Tensor:
 
 
 def resizes(x: Tensor) -> Tensor:
-    x.resize_(10)
-    return x[:2] * 1
+    return (x * 2)[1:].resize_(10)[:2] * 1
 
 
-def with_surroundings() -> tuple[Tensor]:
-    return (torch.arange(9.0)[:3],)
+def resizes_and_tracks(x: Tensor, w: Tensor) -> Tensor:
+    return x.resize_(10).copy_(w)[:2] * 1
 
 
 def writes_around(x: Tensor) -> Tensor:
-    x.as_strided((2,), (1,), 0).mul_(2)
+    with torch.no_grad():
+        x.as_strided((2,), (1,), 0).mul_(2)
     return x.sum()
+
+
+def writes_to_all(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        x[:2].mul_(2)
+    return x[1:].sum()
 
 
 def switches_off(w: Tensor, x: Tensor) -> Tensor:
@@ -1008,8 +1014,16 @@ row(
     "resize_ into what lies around",
     memory.RESIZED_AROUND,
     resizes,
-    with_surroundings,
-    fixed=lambda x: torch.cat([x, torch.zeros(4)])[:2] * 1,
+    lambda: (torch.arange(3.0),),
+    fixed=lambda x: torch.cat([(x * 2)[1:], torch.zeros(8)])[:2] * 1,
+)
+row(
+    "resize_ of an argument, into which what is tracked is written",
+    memory.RESIZED_AROUND,
+    resizes_and_tracks,
+    lambda: (torch.arange(3.0), torch.ones(10, requires_grad=True)),
+    fixed=lambda x, w: w[:2] * 1,
+    where="x",
 )
 row(
     "resize_ of what was given",
@@ -1112,9 +1126,9 @@ row(
     "memory around a tensor",
     memory.AROUND_A_VIEW,
     writes_around,
-    lambda: (torch.arange(4.0)[1:],),
-    fixed=lambda x: (x[:2].mul_(2), x[1:].sum())[1],
-    fixed_args=lambda: (torch.arange(4.0),),
+    lambda: (torch.arange(4.0)[1:].requires_grad_(),),
+    fixed=writes_to_all,
+    fixed_args=lambda: (torch.arange(4.0).requires_grad_(),),
 )
 row(
     "memory of two dtypes",

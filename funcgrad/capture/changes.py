@@ -24,6 +24,7 @@ from ..slots import Base, Slot
 from ..subclasses import inner_tensors
 from ..torch_private.autograd import creation_meta
 from ..torch_private.tensors import is_wrapper_subclass, storage_id
+from .around import with_memory_looked_at
 from .facts import Change, Source
 from .lineage import Lineage
 from .memory import Overlap, entangled, lies_within, neighbours, overlaps_itself
@@ -65,6 +66,8 @@ def changes_of(
                     yield family.slot, Change(data)
         elif any(id(tensors[slot]) in ever for slot, _ in group.views):
             yield group.base, Change(in_backward=True)
+        elif group.is_around:
+            yield group.base, Change()
     families = {f.slot: f for group in groups for f in group.families}
     written = {g.base for g in groups if any(id(tensors[slot]) in in_forward for slot, _ in g.views)}
     done: set[int] = set()
@@ -125,6 +128,7 @@ def refuse(
     written: Mapping[int, str],
 ) -> None:
     """Raise for a change that cannot be carried out, or that eager PyTorch refuses where a trace does not see it."""
+    with_memory_looked_at(trace, named, written)
     kin = {slot for group in groups if not group.families for slot in group.base.of}
     for slot, tensor in named:
         own = mirrored[id(tensor)]
@@ -153,6 +157,8 @@ def refuse(
                 if not lies_within(view, own.seen):
                     raise refusals.AROUND_A_VIEW(where=str(slot))
     for group in groups:
+        if group.is_around and not group.families and changes[group.base].data == "tracked":
+            raise refusals.RESIZED_AROUND(where=str(group.base.of[0]))
         if group.base in changes and group.at_odds:
             raise refusals.SHARED_AT_ODDS(
                 " and ".join(map(str, group.base.of)), group.at_odds, where=str(group.base.of[0])
@@ -293,13 +299,10 @@ def refuse_stores(
     for slot in stores:
         mirror, faults = mirrored[id(tensors[slot])], []
         own = mirror.seen
-        resized = lineage.how_given(own).how == "resize_"
         change = changes.get(slot, Change())
-        if change.in_backward and not resized:
+        if change.in_backward:
             faults.append("writes to the one it had in a backward pass")
         now = lineage.current(own)
-        if resized and lineage.how_given(own).written and any(slot in group for group in neighbours(named)):
-            faults.append("writes to it, though others share its memory")
         if any(t is now for t in in_backward):
             faults.append("writes to it in a backward pass")
         if of_moved.get(slot) in stores:

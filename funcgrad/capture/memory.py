@@ -6,7 +6,7 @@ Whether two strided views overlap is decided exactly (by NumPy's solver of the b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,17 +27,21 @@ Named = Sequence[tuple[Arg | Captured, Tensor]]
 @frozen
 class BaseOf:
     """How a call finds the memory some of its inputs share: the tensor autograd knows as their base, one of them
-    itself, or (``length`` elements) a flat look at all of their storage; or, of one that overlaps itself, at its
-    ``own`` part of that."""
+    itself, or (``length`` elements) a flat look at all of their storage, which may have to grow first; or, of one that
+    overlaps itself, at its ``own`` part of that."""
 
     of: Arg | Captured
     is_itself: bool
     length: int | None = None
     own: bool = False
+    grows: bool = False
 
     def __call__(self, tensor: Tensor) -> Tensor:
+        """What a call finds; of a storage that has to grow, a copy that is large enough."""
         if self.length is not None:
-            return torch.as_strided(tensor.detach(), (self.length,), (1,), tensor.storage_offset() if self.own else 0)
+            length = min(self.length, storage_length(tensor)) if self.grows else self.length
+            found = torch.as_strided(tensor.detach(), (length,), (1,), tensor.storage_offset() if self.own else 0)
+            return torch.cat([found, found.new_zeros(self.length - length)]) if self.grows else found
         base = tensor if self.is_itself else view_base(tensor)
         assert base is not None
         return base
@@ -72,6 +76,8 @@ class Overlap:
     member_bytes: int
     at_odds: str | None
     """Why no one tensor can stand for them all, where none can."""
+    is_around: bool = False
+    """Whether the function looks at memory around them, so that their base is all of that."""
 
     @property
     def alone(self) -> tuple[Arg | Captured | Base, ...]:
@@ -118,16 +124,22 @@ def entangled(named: Named) -> dict[Arg | Captured, Arg | Captured]:
     return found
 
 
-def overlaps(named: Named, freed: frozenset[int] = frozenset()) -> tuple[Overlap, ...]:
-    """For each storage, the distinct objects that overlap with another, or with themselves.
+def overlaps(named: Named, freed: frozenset[int] = frozenset(), around: Mapping[int, int] = {}) -> tuple[Overlap, ...]:
+    """For each storage, the distinct objects that overlap with another, or with themselves; or all, where memory
+    ``around`` one of them (by identity) is looked at: so many elements of the storage.
 
     Views of one tensor through whose history the function goes backwards, and which it does not keep (``freed``, by
     identity), are no less one: what is written to one of them is in the history of all, and is freed with it.
     """
+    named = without_subclasses(named)
     tensors = dict(named)
     found: list[Overlap] = []
     for group in neighbours(named):
-        components = _components([(slot, tensors[slot]) for slot in group], freed)
+        members = [(slot, tensors[slot]) for slot in group]
+        if room := room_around(members, around):
+            found.append(together(members, room))
+            continue
+        components = _components(members, freed)
         # one for each storage: two bases over one would each carry an old copy of what the other writes
         shared = [
             pair
@@ -138,8 +150,35 @@ def overlaps(named: Named, freed: frozenset[int] = frozenset()) -> tuple[Overlap
         found += [together(shared)] if shared else []
     grouped = {id(tensors[slot]) for group in neighbours(named) for slot in group}
     alone = {id(t): (slot, t) for slot, t in reversed(named) if id(t) not in grouped}
-    found += [_with_itself(slot, t) for slot, t in alone.values() if overlaps_itself(t)]
+    for slot, t in alone.values():
+        if room := room_around([(slot, t)], around):
+            found.append(together([(slot, t)], room))
+        elif overlaps_itself(t):
+            found.append(_with_itself(slot, t))
     return tuple(found)
+
+
+def room_around(members: Named, around: Mapping[int, int]) -> int:
+    """How many elements of the storage of some tensors are looked at ``around`` them; 0 where none is."""
+    return max(around.get(id(t), 0) for _, t in members)
+
+
+def storage_length(tensor: Tensor) -> int:
+    """How many elements the storage of a tensor holds."""
+    return unwrap_transform(tensor).untyped_storage().nbytes() // tensor.element_size()
+
+
+def grown_storage(tensor: Tensor, length: int) -> Tensor:
+    """All of the storage of a tensor, which grows where it holds fewer elements; what is new is not initialised."""
+    storage = tensor.untyped_storage()
+    if storage.nbytes() < length * tensor.element_size():
+        storage.resize_(length * tensor.element_size())
+    return torch.as_strided(tensor.detach(), (length,), (1,), 0)
+
+
+def without_subclasses(named: Sequence[tuple[Any, Tensor]]) -> list[tuple[Any, Tensor]]:
+    """The tensors that have memory of their own: no wrapper subclass has."""
+    return [(slot, tensor) for slot, tensor in named if not is_wrapper_subclass(tensor)]
 
 
 def overlaps_itself(t: Tensor | Geometry) -> bool:
@@ -165,9 +204,10 @@ def positions(own: Geometry) -> np.ndarray[Any, np.dtype[np.int64]]:
     return found
 
 
-def lies_within(t: Tensor, other: Tensor) -> bool:
+def lies_within(t: Tensor | Geometry, other: Tensor) -> bool:
     """Whether each element of a tensor is one of another one, where both lie in one memory."""
-    return bool(np.isin(positions(Geometry.of(t)), positions(Geometry.of(other))).all())
+    own = t if isinstance(t, Geometry) else Geometry.of(t)
+    return bool(np.isin(positions(own), positions(Geometry.of(other))).all())
 
 
 def _with_itself(slot: Arg | Captured, tensor: Tensor) -> Overlap:
@@ -224,22 +264,27 @@ def _components(
     return components
 
 
-def together(members: Sequence[tuple[Arg | Captured, Tensor]]) -> Overlap:
-    """How distinct tensors over one storage can be had as views of one tensor."""
+def together(members: Named, room: int = 0) -> Overlap:
+    """How distinct tensors over one storage can be had as views of one tensor; of all of the storage, where so much
+    ``room`` of it is needed."""
     tensors = [t for _, t in members]
     families: dict[int, list[tuple[Arg | Captured, Tensor]]] = {}
     for slot, t in members:
         families.setdefault(id(family_of(t)), []).append((slot, t))
     kin: tuple[Family, ...] = ()
-    if len(families) == 1 and not overlaps_itself(family_of(tensors[0])):
+    if len(families) == 1 and not room and not overlaps_itself(family_of(tensors[0])):
         _, found, geometry, views = _base_of(members)
     else:
         # all of the storage: what is cut out of a part of it might not be a combination of slices
-        length = unwrap_transform(tensors[0]).untyped_storage().nbytes() // tensors[0].element_size()
-        found = BaseOf(members[0][0], False, length)
+        now = storage_length(tensors[0])
+        length = max(now, room)
+        found = BaseOf(members[0][0], False, length, grows=length > now)
         geometry = Geometry((length,), (1,), 0, tensors[0].dtype)
-        kin = tuple(_family(geometry, own) for own in families.values())
-        views = tuple(view for family in kin for view in family.views)
+        if room and len(families) == 1:
+            views = tuple((slot, steps_between(geometry, Geometry.of(t))) for slot, t in members)
+        else:
+            kin = tuple(_family(geometry, own) for own in families.values())
+            views = tuple(view for family in kin for view in family.views)
     steps = [s for _, s in views] + [family.steps for family in kin]
     return Overlap(
         Base(tuple(slot for slot, _ in members)),
@@ -250,6 +295,7 @@ def together(members: Sequence[tuple[Arg | Captured, Tensor]]) -> Overlap:
         sum(t.numel() * t.element_size() for t in tensors),
         _at_odds([*tensors, *map(family_of, tensors)], len(families))
         or ("one of them is no combination of slices of their base" if None in steps else None),
+        bool(room),
     )
 
 

@@ -51,7 +51,7 @@ from .floats import NotSymbolicError
 from .inner import kept_apart
 from .inputs import CapturedTensor, Inputs, Symbolic, contents_of, require_none_hidden, require_same
 from .late_reads import late_reads
-from .memory import history, neighbours, overlaps, same_objects
+from .memory import history, neighbours, overlaps, same_objects, without_subclasses
 from .modes import with_modes
 from .onward import Passes, calls_of
 from .other_places import other_places, with_homes
@@ -99,10 +99,11 @@ def observe(function: Callable[..., Any], root: Callable[..., Any], around: Surr
     known: list[Tensor] = []
     themselves: list[Tensor] = []
     saved: dict[int, Tensor] = {}
+    memory_around: dict[int, int] = {}
     hooks, once = None, None
     while True:
         dry = _DryRun(around, known, themselves)
-        dry.trace.saved_outside = saved
+        dry.trace.saved_outside, dry.trace.around = saved, memory_around
         dry.trace.hooks.begin(hooks)
         after: Callable[[], None] | None = None
         try:
@@ -114,6 +115,7 @@ def observe(function: Callable[..., Any], root: Callable[..., Any], around: Surr
         except RestartTrace as met:
             known += met.tensors
             themselves += met.tensors if met.itself else ()
+            memory_around |= met.around
             after = met.after
         except HooksWrite:
             hooks = ()
@@ -408,7 +410,7 @@ class _DryRun:
         refuse_backward(named, self._mirrored, self._splits)
         require_bare({key: m.seen for key, m in self._mirrored.items()}, named)
         gradients, switches = self._gradients(named), self._switches(named)
-        groups, lineage = overlaps(_plain(named), self._passes.freed), self.trace.lineage
+        groups, lineage = overlaps(named, self._passes.freed, self.trace.around), self.trace.lineage
         slot_of = {id(self._mirrored[id(t)].seen): slot for slot, t in reversed(named)}
         self._require_known(leaf for leaf in leaves if isinstance(leaf, Tensor) and id(leaf) not in slot_of)
         is_base = (lambda _, root: has_history(root)) if self._splits else None
@@ -454,7 +456,7 @@ class _DryRun:
             late = [t for t, _ in lineage.written(lambda t: id(t) in given_now)[before:]]
             if len(self._reals) > known:  # the caller's Python in backward reads tensors forward did not
                 captured, named = self._named(root)
-                groups = overlaps(_plain(named), self._passes.freed)
+                groups = overlaps(named, self._passes.freed, self.trace.around)
             ever = changes_of(lineage, named, self._mirrored, groups, in_forward, self._written(), self.trace.forgotten)
             changes = {slot: change for slot, change in ever if change.in_backward} | changes
         written = {slot for slot, change in changes.items() if change.data or change.in_backward}
@@ -477,12 +479,13 @@ class _DryRun:
         self.trace.forgotten.require_saved([*with_history, *map(lineage.current, made.values())])
         self.trace.forgotten.require_apart()
         groups = tuple(group for group in groups if len(group.base.of) > 1 or group.base in changes)
+        self.trace.questions.lie(dict(named)[g.found.of] for g in groups if g.found.length is not None)
         if self.trace.differentiates:
             tracked_inputs = (t for slot, t in named if slot in changes and changes[slot].data == "tracked")
             self.trace.questions.are_views(tracked_inputs)
         facts = Facts(
-            kinds, captured, same_objects(named), groups, neighbours(_plain(named)), changes, histories, outputs,
-            tuple(bases), tuple(slot for slot, t in named if is_wrapper_subclass(t)), is_tracked,
+            kinds, captured, same_objects(named), groups, neighbours(without_subclasses(named)), changes, histories,
+            outputs, tuple(bases), tuple(slot for slot, t in named if is_wrapper_subclass(t)), is_tracked,
             {slot: lineage.how_given(self._mirrored[id(dict(named)[slot])].seen) for slot in stores},
             {slot: new is not None for slot, new in gradients.items()}, self._gradless(named, gradients),
             self._leaves(named, gradients, read), switches, self.trace.draws.met,
@@ -496,7 +499,3 @@ class _DryRun:
             leaves={**facts.leaves, **dict.fromkeys(computed, False)}, asked=(*facts.asked, *unheard),
             result_gradients=result_gradients, generators=tuple(self.trace.draws.named.values()),
         )  # fmt: skip
-
-
-def _plain(named: Sequence[tuple[Source, Tensor]]) -> list[tuple[Source, Tensor]]:
-    return [(slot, tensor) for slot, tensor in named if not is_wrapper_subclass(tensor)]

@@ -62,6 +62,7 @@ _OF_THE_REAL = {"{}.retains_grad", "{}.output_nr", "{}.is_shared()", "{}.is_pinn
 _HOOKED = "bool({0}._backward_hooks or {0}._post_accumulate_grad_hooks)"
 HOOKS = "tuple(dict({0}._backward_hooks or ()).values())"
 HOOKS_AFTER = "tuple(dict({0}._post_accumulate_grad_hooks or ()).values())"
+_OFFSET = "{}.storage_offset()"
 _ROOM = "{0}.untyped_storage().nbytes() // {0}.element_size() - {0}.storage_offset()"
 _MOVED = "not {0}.is_inference() and {0}._version > 0"
 _UNKNOWABLE = {
@@ -139,7 +140,7 @@ class Questions:
                 return None if known[question] else stand_in  # whatever it is, it is no None
             return _History.called(known[question]) if func == ASKS_HISTORY else known[question]
         real = self.reals().get(id(original)) if is_traced(original) else original
-        if question == "{}.storage_offset()" and real is None:
+        if question == _OFFSET and real is None:
             for other in self.reals().values():  # a view of any of them: where it lies goes by where that lies
                 self._note(other, question, NotImplemented)
         if real is None or is_wrapper_subclass(real) or self.known:
@@ -214,6 +215,12 @@ class Questions:
     def has_moved(self, real: Tensor) -> bool:
         """Whether a tensor was ever written to; a call in which it is otherwise is another program's."""
         return bool(self._note(real, _MOVED, answer_of(_MOVED, real)))
+
+    def lie(self, reals: Iterable[Tensor]) -> None:
+        """Note where in their storages some inputs lie, and how large these are: all of them is looked at."""
+        for real in reals:
+            for question in (_OFFSET, _ROOM):
+                self._note(real, question, answer_of(question, real))
 
     def room(self, stand_in: Tensor) -> int:
         """How many elements the memory of an input holds from its first one on; a call in which it is otherwise is

@@ -20,7 +20,7 @@ from .. import refusals
 from ..graphs import is_expanded, target_text, tensors_in
 from ..state.lines import user_line
 from ..torch_private.operators import written_by
-from ..torch_private.tensors import storage_id, unwrap_transform
+from ..torch_private.tensors import storage_id
 from .lineage import Lineage
 from .memory import overlaps_itself, positions
 from .outside import FILLS
@@ -51,33 +51,36 @@ def root_of(lineage: Lineage, tensor: Tensor) -> Tensor:
     return lineage.path(tensor, lambda _: False, through=True)[0]
 
 
-def strided(
-    lineage: Lineage, reals: Mapping[int, Tensor] | None, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Tensor | None:
-    """``as_strided``, by views of the root, which can be undone; None where there are none. ``reals`` (in the first
-    run) are what tensors of the trace stand for: out of their memory, eager PyTorch's error is raised."""
+def looked_at(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Geometry:
+    """What a call of ``as_strided`` looks at."""
     tensor, size, stride, *rest = (*args, *kwargs.values())
     start = tensor.storage_offset() if rest in ([], [None]) else rest[0]
+    return Geometry(tuple(size), tuple(stride), start, tensor.dtype)
+
+
+def strided(
+    lineage: Lineage, room: int | None, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Tensor | None:
+    """``as_strided``, by views of the root, which can be undone; None where there are none. ``room``: how many bytes
+    there are (in the first run): out of these, eager PyTorch's error is raised."""
+    tensor, own = args[0], looked_at(args, kwargs)
     root = root_of(lineage, tensor)
-    if not all(type(n) is int for n in (*root.shape, *root.stride(), *size, *stride, start)):
+    if not all(type(n) is int for n in (*root.shape, *root.stride(), *own.shape, *own.stride, own.offset)):
         return None
-    if reals is not None:
-        known = lineage.path(tensor, lambda t: id(t) in reals, through=True)[0]
-        _require_room(reals.get(id(known), known), size, stride, start)
-    look = _look(root, Geometry(tuple(size), tuple(stride), start, tensor.dtype))
+    if room is not None:
+        _require_room(own, tensor.element_size(), room)
+    look = _look(root, own)
     if look is not None:
         lineage.note(op, args, kwargs, look)
     return look
 
 
-def _require_room(tensor: Tensor, size: Sequence[int], stride: Sequence[int], start: int) -> None:
-    room = unwrap_transform(tensor).untyped_storage().nbytes()
-    needed = (start + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))) * tensor.element_size()
-    if 0 not in size and needed > room:
+def _require_room(look: Geometry, itemsize: int, room: int) -> None:
+    needed = look.end * itemsize
+    if needed > room:
         raise RuntimeError(
-            f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {start}, and itemsize "
-            f"{tensor.element_size()} "
-            f"requiring a storage size of {needed} are out of bounds for storage of size {room}"
+            f"setStorage: sizes {list(look.shape)}, strides {list(look.stride)}, storage offset {look.offset}, and "
+            f"itemsize {itemsize} requiring a storage size of {needed} are out of bounds for storage of size {room}"
         )
 
 

@@ -21,7 +21,7 @@ from ..torch_private.autograd import creation_meta, set_creation_meta
 from ..torch_private.fakes import without_modes
 from ..torch_private.functional import from_functional, is_storage_changed, to_functional
 from ..torch_private.tensors import is_transform_wrapper, is_wrapper_subclass, storage_id
-from .memory import Overlap, neighbours, overlaps_itself, together
+from .memory import Overlap, neighbours, overlaps_itself, room_around, together, without_subclasses
 from .trace import Trace
 from .views import ALIAS, Geometry, steps_between, take
 
@@ -118,12 +118,13 @@ def mirror(trace: Trace, named: Sequence[tuple[Hashable, Tensor]], grad: bool) -
     """
     found: dict[int, Mirrored] = {}
     reals = {slot: tensor for slot, tensor in named}
-    plain = [(slot, t) for slot, t in named if not is_wrapper_subclass(t)]
-    for group in neighbours(plain):  # type: ignore[arg-type]
-        found |= _mirror_together(trace, together([(slot, reals[slot]) for slot in group]), reals, grad)
+    for group in neighbours(without_subclasses(named)):
+        members = [(slot, reals[slot]) for slot in group]
+        found |= _mirror_together(trace, together(members, room_around(members, trace.around)), reals, grad)
     for slot, tensor in named:
-        if id(tensor) not in found and not is_wrapper_subclass(tensor) and overlaps_itself(tensor):
-            found |= _mirror_together(trace, together([(slot, tensor)]), reals, grad)  # type: ignore[list-item]
+        room = trace.around.get(id(tensor), 0)
+        if id(tensor) not in found and not is_wrapper_subclass(tensor) and (room or overlaps_itself(tensor)):
+            found |= _mirror_together(trace, together([(slot, tensor)], room), reals, grad)  # type: ignore[list-item]
         elif id(tensor) not in found:
             found[id(tensor)] = mirror_alone(trace, tensor, grad)
     return found
@@ -163,7 +164,8 @@ def _mirror_together(trace: Trace, overlap: Overlap, reals: dict[Any, Tensor], g
         base_of_all = overlap.found(reals[overlap.found.of])
     memory = trace.plain_stand_in(base_of_all)
     found: dict[int, Mirrored] = {}
-    for views, base in [(overlap.views, base_of_all)] if not overlap.families else _family_bases(overlap, reals):
+    for views in [family.views for family in overlap.families] or [overlap.views]:
+        base = family_of(reals[views[0][0]])  # whether or not that is an input
         own = memory if base is base_of_all else _look(memory, base_of_all, base)
         leaf, alias = _as_tracked(own, base, grad and base.requires_grad)
         for slot, _ in views:
@@ -171,11 +173,6 @@ def _mirror_together(trace: Trace, overlap: Overlap, reals: dict[Any, Tensor], g
             found[id(real)] = _mirrored(alias if real is base else _view(alias, base, real), alias, leaf, memory)
     trace.writes.link([own.seen for own in found.values()])
     return found
-
-
-def _family_bases(overlap: Overlap, reals: dict[Any, Tensor]) -> list[tuple[Any, Tensor]]:
-    """The views and the base of each family, whether or not that is an input."""
-    return [(f.views, family_of(reals[f.views[0][0]])) for f in overlap.families]
 
 
 def _mirrored(seen: Tensor, family: Tensor, leaf: Tensor, memory: Tensor) -> Mirrored:

@@ -27,6 +27,8 @@ from ..torch_private.modes import without_function_modes
 from ..torch_private.operators import without_overload
 from ..torch_private.tensors import is_wrapper_subclass
 from ..trees import flatten
+from .around import with_memory_of
+from .scattered import root_of
 from .torch_patches import set_
 from .trace import Trace
 from .views import Geometry, HowGiven, is_dense
@@ -132,7 +134,11 @@ def _resize(trace: Trace, original: Any, tensor: Tensor, *size: Any, **more: Any
     if trace.lineage.given(original) is not None:
         raise refusals.RESIZES_GIVEN(where=user_line())
     room = _room(trace, tensor)
-    if not more and shape.numel() <= room:
+    look = Geometry(shape, tuple(_contiguous(shape)), int(tensor.storage_offset()), tensor.dtype)
+    if trace.graph is None and not more and (tensor.numel() or room):
+        with_memory_of(trace, tensor, look)
+    root = root_of(trace.lineage, tensor)
+    if not more and is_dense(root) and look.end <= Geometry.of(root).end:
         restride(trace, Tensor.as_strided_, original, [tensor, shape, _contiguous(shape)], {})
         return original
     inside = is_traced(original) and id(original) not in trace.inputs and trace.lineage.source(tensor) is not None
@@ -145,9 +151,7 @@ def _resize(trace: Trace, original: Any, tensor: Tensor, *size: Any, **more: Any
     flat = tensor.clone().permute(order).reshape(-1)  # as it lies in memory; its views are no views of the tensor
     if shape.numel() > flat.numel():
         flat = torch.cat([flat, flat.new_zeros(shape.numel() - flat.numel())])
-    give_data(
-        trace, original, tensor, flat[: shape.numel()].clone().view(shape), "resize_" if tensor.numel() else "data"
-    )
+    give_data(trace, original, tensor, flat[: shape.numel()].clone().view(shape), "set_" if tensor.numel() else "data")
     return original
 
 

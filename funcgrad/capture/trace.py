@@ -99,6 +99,10 @@ class Trace(Recorder):
         self.rereads: dict[int, tuple[Input, Tensor]] = {}
         self.reals: dict[int, Tensor] = {}
         self.inputs: set[int] = set()
+        self.around: dict[int, int] = {}
+        """How many elements of memory are needed around some inputs, by the identity of the real tensor; as many are
+        ``looked_around`` by a function that need not write to them."""
+        self.looked_around: dict[int, int] = {}
         self.asked_for_gradient = list[Tensor]()
         self.given_gradient = list[Tensor]()
         self.switched = list[tuple[Tensor, bool]]()

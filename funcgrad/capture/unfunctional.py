@@ -21,8 +21,9 @@ from ..torch_private.operators import (
     writes_inputs,
     written_by,
 )
+from .around import looked, room_for, with_memory_written
 from .captures import require_dense
-from .scattered import strided
+from .scattered import looked_at, strided
 from .storages import require_data_alone
 from .trace import Trace
 
@@ -50,9 +51,14 @@ def unfunctional(trace: Trace, op: Any, args: tuple[Any, ...], kwargs: dict[str,
             return op(*args, **kwargs)
     if op is torch.ops.aten.as_strided.default and is_traced(args[0]):
         with trace.functional:
-            look = strided(trace.lineage, trace.reals if trace.graph is None else None, op, args, kwargs)
+            room = room_for(trace, args[0]) if trace.graph is None else None
+            look = strided(trace.lineage, room, op, args, kwargs)
+        if trace.graph is None:
+            looked(trace, args[0], looked_at(args, kwargs))
         return NotImplemented if look is None else look
     if trace.writes.scatters(op, args, kwargs):
+        if trace.graph is None:
+            with_memory_written(trace, written_by(op, args, kwargs))
         with trace.functional:
             return trace.writes.scatter(op, args, kwargs)
     if writes_inputs(op) and not is_torchs_own(op):

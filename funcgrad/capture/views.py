@@ -95,6 +95,12 @@ class Geometry:
     def numel(self) -> int:
         return torch.Size(self.shape).numel()
 
+    @property
+    def end(self) -> int:
+        """How many elements of memory it takes, from the first one of the storage on."""
+        last = sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
+        return self.offset + last + 1 if self.numel else 0
+
 
 def steps_between(base: Geometry, member: Geometry) -> tuple[Step, ...] | None:
     """The view ops that lead from a base to a tensor that looks at part of its memory, or None where there are none.
@@ -221,9 +227,9 @@ def detaches(steps: Sequence[Step]) -> bool:
     return any(step.op is torch.ops.aten.detach.default for step in steps)
 
 
-HowGiven = Literal["data", "set_", "set_, tracked", "resize_"]
-"""How a tensor is given other memory: ``x.data = y``, ``x.set_(y)``, or more than its own: ``x.resize_(n)``. A
-``set_`` that is tracked (in grad mode, one of both requires grad) has no derivative."""
+HowGiven = Literal["data", "set_", "set_, tracked"]
+"""How a tensor is given other memory: ``x.data = y`` or ``x.set_(y)``. A ``set_`` that is tracked (in grad mode, one of
+both requires grad) has no derivative."""
 
 
 @frozen

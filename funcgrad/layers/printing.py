@@ -19,7 +19,7 @@ from ..autograd_state import (
     with_dead_end,
     with_history_of,
 )
-from ..capture.memory import BaseOf
+from ..capture.memory import BaseOf, grown_storage
 from ..capture.views import Step, View, detaches
 from ..levels import write_below, write_dual
 from ..philox import draw_key
@@ -163,6 +163,9 @@ class _Printer:
         name = self.name(slot)
         if found.length is None:
             self.lines.append(f"{name} = {of}._base")
+        elif found.grows:
+            self._constants["grown_storage"] = grown_storage
+            self.lines.append(f"{name} = grown_storage({of}, {found.length})")
         else:
             self._constants["as_strided"] = torch.as_strided
             self.lines.append(
@@ -281,8 +284,7 @@ class _Printer:
             elif effect.how == "set_, tracked":
                 self.lines.append(f"{self._within(True, within)}{target}.set_({self._to_no_end(source)})")
             else:
-                resize = f"{within}{target}.resize_({source}.shape).data.copy_({source})"
-                self.lines.append(f"{target}.data = {source}" if effect.how == "data" else resize)
+                self.lines.append(f"{target}.data = {source}")
         elif isinstance(effect, SetGradient) and effect.source is not None and effect.earlier:
             self._constants["set_earlier_gradient"] = set_earlier_gradient
             self.lines.append(f"set_earlier_gradient({target}, {self._variables[effect.source]})")

@@ -1,4 +1,4 @@
-"""Other memory (``x.data = y``, ``x.set_(y)``, ``x.resize_(n)``): what is in it is one more result, and the caller's
+"""Other memory (``x.data = y``, ``x.set_(y)``): what is in it is one more result, and the caller's
 tensor takes it at the end."""
 
 from __future__ import annotations
