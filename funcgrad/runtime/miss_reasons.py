@@ -18,7 +18,7 @@ from ..capture.memory import history
 from ..capture.questions import answer_of
 from ..joint import Broken
 from ..slots import Captured
-from ..state.state import of_numbers
+from ..state.state import of_numbers, writes_to
 from ..subclasses import with_inner
 from .key import Ambient, CallKey, Difference, aliasing, explain, sizes_in, spec_of
 from .program import Program
@@ -107,7 +107,8 @@ def _closed_over(program: Program, tensors: Mapping[str, Tensor]) -> Iterator[Di
         if not guard.holds():
             for own in of_numbers(guard) or [guard]:
                 place = own.place if type(own.value) in (float, int) else None
-                yield Difference(str(own.place), own.explain(), "state", place)
+                is_own = any(writes_to(effect, own.place) for effect in program.facts.state.effects)
+                yield Difference(str(own.place), own.explain(), "state", place, is_own=is_own)
     for name, tensor in tensors.items():
         if id(tensor) in program.facts.apart:
             yield Difference(
