@@ -174,6 +174,35 @@ def test_a_size_is_a_symbol_at_its_second_value() -> None:
     assert compiled.cache_info().misses == 3
 
 
+class Settings:
+    """What a function sets up in its first call."""
+
+    kind = None
+
+    def __init__(self) -> None:
+        self.found: dict[str, float] = {}
+
+
+@pytest.mark.parametrize("how", ["an attribute", "an item", "a tensor"])
+def test_sizes_that_vary_beside_what_the_first_call_sets_up_are_symbols(how: str) -> None:
+    settings = Settings()
+
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        if how == "an attribute" and settings.kind is None:
+            settings.kind = "mean"
+        if how == "an item" and "scale" not in settings.found:
+            settings.found["scale"] = 2.5
+        if how == "a tensor" and not hasattr(settings, "weight"):
+            settings.weight = torch.ones(4)
+        return (x * getattr(settings, "weight", 2)).sum() * settings.found.get("scale", 1) + y.sum()
+
+    compiled = fg.jit(f)
+    for n in (2, 3, 2, 5, 7):
+        x, y = torch.randn(n, 4), torch.randn(n)
+        torch.testing.assert_close(compiled(x, y), f(x, y))
+    assert compiled.cache_info().misses == 2
+
+
 def test_static_sizes_stay_static() -> None:
     compiled = fg.grad_compiled(chain, dynamic=False)
     for n in (3, 4, 5):

@@ -280,6 +280,8 @@ class Difference:
     """Where that value lives."""
     fixed_in: str = ""
     """Of a size, or a number, that is another than the one that was read: the line that took its value."""
+    is_own: bool = False
+    """Whether the program writes there itself: what it sets up in its first call is there in the next ones."""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}"

@@ -22,7 +22,7 @@ from ..joint import Broken
 from ..slots import Captured
 from ..state.guards import Place
 from ..state.renewed import Now
-from ..state.state import of_numbers
+from ..state.state import of_numbers, writes_to
 from ..subclasses import with_inner
 from .key import Ambient, CallKey, Difference, DynamicSpec, StaticSpec, aliasing, explain, sizes_in, spec_of
 from .program import Program
@@ -130,11 +130,14 @@ def _closed_over(program: Program, now: Now, tensors: Mapping[str, Tensor]) -> I
     """What the function closes over besides captured tensors, where it is not what the trace baked in."""
     for where in program.facts.state.brought.clashes(now):
         yield Difference(where, "is one object with another that the function reads", "state")
-    for guard in map(now.guard, program.facts.state.guards):
+    for was in program.facts.state.guards:
+        guard = now.guard(was)
         if not guard.holds():
             for own in of_numbers(guard) or [guard]:
                 place = own.place if type(own.value) in (float, int) else None
-                yield Difference(str(own.place), own.explain(), "state", place)
+                at = own.place if guard is was else was.place
+                is_own = any(writes_to(effect, at) for effect in program.facts.state.effects)
+                yield Difference(str(own.place), own.explain(), "state", place, is_own=is_own)
     for name, tensor in tensors.items():
         if id(tensor) in program.facts.apart:
             yield Difference(

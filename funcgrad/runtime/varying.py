@@ -137,7 +137,7 @@ def _may_hold(place: Place | None, kind: type) -> TypeGuard[Place]:
 
 def _varying(program: Program, inputs: Inputs, here: Mapping[str, Any], sizes: bool) -> _Varying | None:
     """In which numbers and dimensions a call differs from those a program is for. None if it differs in other
-    things."""
+    things, but for what the program itself writes."""
     numbers = {p for p, v in here.items() if type(v) in (float, int)}
     closed_over = {str(slot): tensor for slot, tensor in captured_by(program, inputs) if str(slot) not in here}
     specs = dict(program.key.captured) | dict(zip(program.key.paths, program.key.leaves, strict=True))
@@ -159,6 +159,7 @@ def _varying(program: Program, inputs: Inputs, here: Mapping[str, Any], sizes: b
             int_places.append(place)
         elif (
             difference.where not in own
+            and not difference.is_own
             and difference.about != "sizes"
             and not (difference.about and dims.get(difference.where))
         ):

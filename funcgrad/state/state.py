@@ -205,11 +205,12 @@ _put_back_now: ContextVar[tuple[tuple[Guard, str], ...]] = ContextVar("funcgrad_
 def require_not_put_back(effects: Iterable[Effect]) -> None:
     """Raise where one writes to what is as it was for a while: that goes when it is as it is again."""
     for guard, why in _put_back_now.get():
-        if any(_writes_to(effect, guard.place) for effect in effects):
+        if any(writes_to(effect, guard.place) for effect in effects):
             raise refusals.CHANGED_BEFORE_BACKWARD(guard.place, why, where=str(guard.place))
 
 
-def _writes_to(effect: Effect, place: Place) -> bool:
+def writes_to(effect: Effect, place: Place) -> bool:
+    """Whether what lives at a place is another one after an effect."""
     at = place.location
     if isinstance(effect, (Store, Count)):
         own = effect.place.location
