@@ -17,7 +17,7 @@ import dataclasses
 import enum
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -54,6 +54,9 @@ class Node:
 
 Tree = Leaf | Node
 LEAF = Leaf()
+
+
+_NOTHING: Mapping[int, str] = {}
 
 
 @frozen
@@ -256,17 +259,22 @@ def rebuild(kind: type, names: Sequence[str], children: Sequence[Any]) -> Any:
     return value
 
 
+class Given:
+    """The kind of a container that is known as a whole: a node of it has no leaves, its context is what printed lines
+    call the container."""
+
+
 def flatten(
-    value: Any, root: str = "", is_leaf: Callable[[Any], bool] | None = None
+    value: Any, root: str = "", is_leaf: Callable[[Any], bool] | None = None, given: Mapping[int, str] = _NOTHING
 ) -> tuple[list[Any], Tree, list[str]]:
     """Leaves, structure, and the path of every leaf (``root`` in front). ``is_leaf``: containers that are not taken
-    apart.
+    apart. ``given``: those that are known as a whole, by identity, and what printed lines call them.
 
     Raises ``ContainerError`` for a container that holds itself.
     """
     leaves: list[Any] = []
     paths: list[str] = []
-    return leaves, _take_apart(value, root, leaves, paths, is_leaf, {}), paths
+    return leaves, _take_apart(value, root, leaves, paths, is_leaf, given, {}), paths
 
 
 def _take_apart(
@@ -275,8 +283,11 @@ def _take_apart(
     leaves: list[Any],
     paths: list[str],
     is_leaf: Callable[[Any], bool] | None,
+    given: Mapping[int, str],
     around: dict[int, str],
 ) -> Tree:
+    if id(value) in given:
+        return Node(Given, (), given[id(value)], ())
     # No function inside of flatten: one that calls itself is a ring of references, and would keep the leaves until it
     # is collected.
     shape = None if is_leaf is not None and is_leaf(value) else _open(value)
@@ -293,7 +304,7 @@ def _take_apart(
             )
         around[id(value)] = path
     pairs = zip(shape.children, shape.steps, strict=True)
-    children = tuple(_take_apart(child, path + step, leaves, paths, is_leaf, around) for child, step in pairs)
+    children = tuple(_take_apart(child, path + step, leaves, paths, is_leaf, given, around) for child, step in pairs)
     around.pop(id(value), None)
     return Node(type(value), shape.steps, shape.context, children)
 
@@ -315,6 +326,11 @@ class Container:
     variable: str
 
 
+def names_of(containers: Iterable[Container]) -> dict[int, str]:
+    """What printed lines call containers, by their identities."""
+    return {id(container.value): container.variable for container in containers}
+
+
 def children_of(container: Any) -> tuple[Any, ...]:
     """What a container holds."""
     shape = _open(container)
@@ -323,11 +339,10 @@ def children_of(container: Any) -> tuple[Any, ...]:
 
 
 def containers_in(value: Any, tree: Tree, path: str, variable: str) -> Iterator[Container]:
-    """The containers of a value of this structure that something can be stored into, from the outside in."""
+    """The containers of a value of this structure, from the outside in."""
     if isinstance(tree, Leaf) or tree.kind is type(None):
         return
-    if not isinstance(value, tuple):
-        yield Container(value, path, variable)
+    yield Container(value, path, variable)
     for i, (child, step, own) in enumerate(zip(children_of(value), tree.steps, tree.children, strict=True)):
         yield from containers_in(child, own, path + step, f"{variable}__{i}")
 
@@ -470,6 +485,8 @@ def print_unflatten(tree: Tree, leaf_names: Iterator[str], constants: dict[str, 
         return next(leaf_names)
     if tree.kind is type(None):
         return "None"
+    if tree.kind is Given:
+        return str(tree.context)
     parts = [print_unflatten(child, leaf_names, constants) for child in tree.children]
     inside = ", ".join(parts)
     if tree.kind is dict:

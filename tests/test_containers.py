@@ -86,11 +86,11 @@ def test_as_a_result(make):
 
 @WITH_MAKERS
 def test_there_and_back(make):
-    c = fg.jit(lambda value: value)
+    c = fg.jit(lambda value: (value, fg.tree_map(lambda leaf: leaf, value)))
     for _ in range(2):
         value = make(torch.randn(3), torch.randn(3))
-        back = c(value)
-        assert back is not value and same(back, value)
+        itself, again = c(value)
+        assert itself is value and again is not value and same(again, value)
 
 
 def test_a_result_that_is_kept_twice_is_one_tensor():
@@ -254,3 +254,47 @@ def test_plain_objects_pass():
     for _ in range(2):
         y, back, box = c(torch.ones(3), config, Static(2))
         assert torch.equal(y, torch.full((3,), 6.0)) and back is config and box is kept
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: {"a": x, "b": [x * 2]},
+        lambda x: [x, [x]],
+        lambda x: (x, [x]),
+        lambda x: Pair(x, [x]),
+        lambda x: collections.OrderedDict(a=x, b=[x]),
+        lambda x: collections.UserDict(a=x, b=[x]),
+        lambda x: collections.deque([x, [x]]),
+        lambda x: [],
+    ],
+)
+def test_a_container_that_is_returned_is_that_of_the_call(make):
+    whole = fg.jit(lambda v: (v, {"again": v}), backend="aten")
+    for _ in range(2):
+        given = make(torch.randn(3))
+        first, second = whole(given)
+        assert first is given and second["again"] is given
+    assert fg.jit(lambda *, v: v, backend="aten")(v=given) is given
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_container_that_is_stored_into_and_returned_is_that_of_the_call(requires_grad):
+    def f(v):
+        v["new"] = v["x"] * 2
+        v["x"].add_(1)
+        v["list"].append(v["new"])
+        return v, v["list"], v["new"]
+
+    compiled = fg.jit(f, backend="aten")
+    for _ in range(3):
+        start = torch.randn(3)
+        w = torch.ones(3, requires_grad=requires_grad)
+        given, wanted = ({"x": start * w, "list": [start], "s": 2.0} for _ in range(2))
+        result, inner, new = compiled(given)
+        f(wanted)
+        assert result is given and inner is given["list"] and new is given["new"] is inner[-1]
+        assert same(given, wanted)
+        if requires_grad:
+            found, expected = (torch.autograd.grad((v["new"] + v["x"]).sum(), w)[0] for v in (given, wanted))
+            assert torch.equal(found, expected)

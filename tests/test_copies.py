@@ -66,6 +66,44 @@ def test_every_transform_takes_its_options_first():
     assert torch.allclose(fg.grad_compiled(lambda x: region(x).sum())(X), X.cos())
 
 
+class Decorated:
+    factor = 3.0
+
+    @fg.jit(backend="aten")
+    @staticmethod
+    def static(x):
+        return x * 3
+
+    @fg.grad_compiled(backend="aten")
+    @staticmethod
+    def gradient(x):
+        return (x * 3).sum()
+
+    @fg.jit(backend="aten")
+    @classmethod
+    def of_class(cls, x):
+        return x * cls.factor
+
+    @fg.checkpoint
+    @staticmethod
+    def region(x):
+        return x * 3
+
+
+@pytest.mark.parametrize("on", [Decorated, Decorated()])
+def test_above_a_static_or_a_class_method(on):
+    """It took the instance for the first argument."""
+    for name in ("static", "of_class", "region"):
+        assert torch.equal(getattr(on, name)(X), X * 3)
+    assert torch.equal(on.gradient(X), torch.full_like(X, 3))
+    assert on.static.cache_info().misses >= 1
+
+
+def test_above_a_property_is_refused():
+    with pytest.raises(fg.ArgumentError, match="write @property above"):
+        fg.jit(property(lambda self: 1))
+
+
 @pytest.mark.parametrize(
     "transform", [fg.jit, fg.grad_compiled, fg.value_and_grad_compiled, fg.grad_and_value_compiled, fg.checkpoint]
 )

@@ -19,6 +19,7 @@ import refused
 import torch
 from attrs import evolve
 from refused import ROWS
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
@@ -174,6 +175,20 @@ def test_argnums_that_name_one_argument_twice(x):
         "twice",
         "once",
     )
+
+
+def test_a_trace_writes_nothing_to_the_log_of_fake_tensors(x, caplog):
+    """The error says it all; a fake mode of somebody else's goes on to log."""
+
+    def f(x):
+        return x + torch.ones(4)
+
+    with pytest.raises(RuntimeError, match=r"size of tensor a \(3\) must match"):
+        fg.jit(f)(x)
+    assert not caplog.records
+    with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(RuntimeError):
+        f(x)
+    assert "failed while attempting to run meta" in caplog.text
 
 
 JACOBIANS = [fg.jacrev_compiled, fg.jacfwd_compiled, fg.hessian_compiled]

@@ -28,7 +28,7 @@ from ..slots import Arg, Captured, Final, NewGradient, NewMemory, Signature, Slo
 from ..state.effects import Effect, Written, same_effects
 from ..state.watch import Watch
 from ..subclasses import inner_tensors
-from ..trees import Tree, flatten
+from ..trees import Tree, flatten, names_of
 from .capture_sources import GradientOf
 from .facts import Facts, naming
 from .floats import VaryingNumbersError
@@ -117,10 +117,11 @@ class Inner:
         assert trace.watch is not None
         numbers = {slot: trace.symbols.floats.object(value) for slot, value in seen.items() if isinstance(slot, State)}
         trace.numbers_put = (*trace.numbers_put, *trace.watch.put_numbers(self.inputs.numbers(numbers)))
-        trace.watch.give(self.inputs.containers(args, kwargs))
+        containers = self.inputs.containers(args, kwargs)
+        trace.watch.give(containers)
         handles = self._hooks_of_leaves(trace, seen)
         with here:
-            leaves, tree, paths = flatten(self.definition(*args, **kwargs))
+            leaves, tree, paths = flatten(self.definition(*args, **kwargs), given=names_of(containers))
         for handle in handles:
             handle.remove()
         require_visible(leaves, paths, tree)

@@ -30,7 +30,7 @@ from ..torch_private.functional import from_functional
 from ..torch_private.levels import transform_active
 from ..torch_private.modes import without_function_modes
 from ..torch_private.tensors import is_wrapper_subclass, storage_id
-from ..trees import Container, flatten, flatten_arguments
+from ..trees import Container, flatten, flatten_arguments, names_of
 from .backward import run_passes
 from .capture_sources import GradientOf
 from .captures import RestartTrace
@@ -198,7 +198,7 @@ class _DryRun:
                 handle.remove()
             require_same(unseen)
             trace.writes.spread_versions()
-            leaves, tree, paths = flatten(result)
+            leaves, tree, paths = flatten(result, given=names_of(containers))
             require_visible(leaves, paths, tree)
             leaves = [trace.named(v) for v in leaves]
             require_unhooked(trace.hooked, leaves)

@@ -27,7 +27,7 @@ from ..state.state import holding
 from ..state.watch import Watch
 from ..subclasses import Wrapping, inner_tensors, is_traced, parts
 from ..tags import Tag, tag
-from ..torch_private.fakes import FakeTensor, fake_mode_of, is_bare_functional, without_modes
+from ..torch_private.fakes import FakeTensor, fake_mode_of, is_bare_functional, silence_where, without_modes
 from ..torch_private.functional import FunctionalTensor, from_functional, replace_value, to_functional
 from ..torch_private.levels import is_dead, outside_transforms, unwrap_dead
 from ..torch_private.modes import TorchFunctionMode, without_function_modes
@@ -54,6 +54,9 @@ _active: ContextVar[Trace | None] = ContextVar("funcgrad_trace", default=None)
 def active_trace() -> Trace | None:
     """The trace that is running in this thread, if any: a compiled function called inside it is inlined."""
     return _active.get()
+
+
+silence_where(lambda: active_trace() is not None)
 
 
 class Trace(Recorder):

@@ -20,7 +20,10 @@ OF_ITEMS = (dict, list, collections.deque)
 
 
 def given_of(container: Container) -> Iterator[Container]:
-    """What stores into a container are seen in: itself, for its items and slots, and the dict of its attributes."""
+    """What stores into a container are seen in: itself, for its items and slots, and the dict of its attributes. Those
+    into a tuple, of which a class may have attributes, are not."""
+    if isinstance(container.value, tuple):
+        return
     value, attributes = container.value, attributes_of(container.value)
     if isinstance(value, OF_ITEMS) or slots_of(type(value)):
         yield container

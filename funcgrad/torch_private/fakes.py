@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,6 +29,12 @@ from .operators import is_torchs_own
 from .tensors import dispatch_bits, is_zero_tensor, storage_id
 
 __all__ = ["DataDependentOutputException", "DynamicOutputShapeException", "FakeTensor", "FakeTensorMode"]
+
+
+def silence_where(raised: Callable[[], bool]) -> None:
+    """Where ``raised()``, an operator that its fake tensors do not suit is not written to torch's log: whoever runs it
+    gets the error itself."""
+    logging.getLogger(FakeTensorMode.__module__).addFilter(lambda record: record.exc_info is None or not raised())
 
 
 def fake_below(value: torch.Tensor) -> torch.Tensor | None:

@@ -18,14 +18,17 @@ OMITTED: Any = _Omitted()
 
 
 def applied(transform: Callable[[Callable[..., Any]], Any], f: Any) -> Any:
-    """``transform(f)``, or where ``f`` is omitted the decorator that does so. Raises ``ArgumentError`` for what is
-    no function."""
+    """``transform(f)``, or where ``f`` is omitted the decorator that does so; of a static or class method, one of the
+    transformed function. Raises ``ArgumentError`` for what is no function."""
 
     def decorate(f: Any) -> Any:
+        if isinstance(f, (staticmethod, classmethod)):
+            return type(f)(decorate(f.__func__))
         if not callable(f):
+            is_property = isinstance(f, property)
             raise ArgumentError(
                 f"the first argument must be a function, got a {type(f).__name__}",
-                fix="pass the function, not its result",
+                fix="write @property above, not below" if is_property else "pass the function, not its result",
             )
         return transform(f)
 
