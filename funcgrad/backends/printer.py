@@ -70,8 +70,6 @@ class Printer:
         node = step.node
         call = self.argument(node.args[0]) if step.same else self.call(node, step.into, step.whole)
         lines = [f"    {node.name} = {call}  # {type_text(node.meta.get('val'))}{_from(node)}"]
-        if step.into is None and not step.same and _may_lie_otherwise(node):
-            lines.append(self.laid_out(node, node.name))
         if isinstance(node.target, NumberAsSize):
             found = "".join(map(self.argument, node.args[1:]))
             lines += self._sizes_known(node, node.target.read, {node.target.symbol: node.name}, found)
@@ -81,6 +79,8 @@ class Printer:
                 symbol: f"{node.name}{f'[{i}]' if several else ''}.shape[{d}]" for symbol, i, d in node.target.symbols
             }
             lines += self._sizes_known(node, node.target.read, named, node.name)
+        if step.into is None and not step.same and _may_lie_otherwise(node):
+            lines.append(self.laid_out(node, node.name))
         return lines if step.into is None else [*lines, f"    {step.into.name} = None"]
 
     def laid_out(self, node: fx.Node, name: str) -> str:

@@ -186,7 +186,8 @@ class _DryRun:
         leaves_given, paths_given = flatten_arguments(inputs.names, args, kwargs)
         arguments = inputs.objects
         self.watch = trace.watch = Watch(root, arguments, inputs.numbers(stand_ins))
-        self.watch.notes_what_runs = bool(inputs.renewed)
+        asks_types = inputs.has_symbols and bool(self.watch.said.types)
+        self.watch.notes_what_runs = bool(inputs.renewed) or asks_types
         containers = inputs.containers(args, kwargs)
         self._given, unseen = self.watch.give(containers), contents_of(containers)
         trace.reals = {id(m.seen): real for m, real in ((self._mirrored[id(t)], t) for _, t in self._reals)}
@@ -220,7 +221,7 @@ class _DryRun:
         require_none_hidden(leaves_given, paths_given)
         if drawn:
             raise refuse_draw(drawn[0])
-        if trace.symbols.floats.names and self.watch.said.types:
+        if trace.symbols.floats.names and self.watch.said_by_what_ran.types:
             raise NotSymbolicError("the function asks for types, and that of a symbol is another than that of a number")
         facts = evolve(facts, state=self._state(written, arguments), hooks=self.trace.hooks.kept)
         facts = evolve(facts, backward_writes=self._backward_writes)

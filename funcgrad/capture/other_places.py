@@ -42,7 +42,7 @@ def other_places(
     refilled = {id(effect.container) for effect in facts.state.effects if isinstance(effect, Refill)}
     unused = [(place, t) for place, t in held if id(t) not in slot_of]
     # another one in each call, or after it
-    stored |= {p.location for p, _ in unused if id(p.owner) in facts.state.brought.parts}
+    stored |= {p.location for p, _ in unused if id(p.root) in facts.state.brought.parts}
     renewed = {id(t) for place, t in unused if place.is_renewed(stored, refilled)}
     guards = [Guard(p, None, "a tensor") if id(t) in renewed else Guard(p, weakref.ref(t), "tensor") for p, t in unused]
     origins = [(c.origin, c.tensor) for c in facts.captured if isinstance(c.origin, Place)]

@@ -442,11 +442,7 @@ class Trace(Recorder):
         # what is looked at to compare it (keys of dicts may be tensors), the function has not read
         with listening(None), without_function_modes():
             return Written(
-                self.watch,
-                self.watch.said,
-                lambda tensor: reals.get(id(tensor), tensor),
-                self.varying,
-                self.printed,
+                self.watch, self.watch.said, lambda tensor: reals.get(id(tensor), tensor), self.varying, self.printed
             )
 
     @contextlib.contextmanager
@@ -515,9 +511,8 @@ class Trace(Recorder):
             return value
         fake = from_functional(self.stand_in(value))
         if is_zero_tensor(fake) and not self.knows(fake):  # a look at zeros of forward mode, taken anew
-            fake = from_functional(
-                torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device).zero_()
-            )
+            zeros = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device).zero_()
+            fake = from_functional(zeros)
         return self.node(fake)
 
     def results(self, slot: Slot, value: Any) -> dict[Slot, Any]:

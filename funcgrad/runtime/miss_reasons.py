@@ -132,6 +132,8 @@ def _closed_over(program: Program, now: Now, tensors: Mapping[str, Tensor]) -> I
         yield Difference(where, "is one object with another that the function reads", "state")
     for was in program.facts.state.guards:
         guard = now.guard(was)
+        if was.how == "tensor" and guard is not was:
+            continue  # another object has another tensor
         if not guard.holds():
             for own in of_numbers(guard) or [guard]:
                 place = own.place if type(own.value) in (float, int) else None

@@ -175,6 +175,11 @@ class Place:
         """Whether ``other`` is on the way to it."""
         return isinstance(self.owner, Place) and (self.owner is other or self.owner.is_below(other))
 
+    @property
+    def root(self) -> Any:
+        """The object from which it is read."""
+        return self.owner.root if isinstance(self.owner, Place) else self.owner
+
     def read(self) -> Any:
         """What lives there now, or ``MISSING``."""
         try:

@@ -13,6 +13,7 @@ import collections
 import gc
 import itertools
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -112,7 +113,9 @@ class Now:
             for guard in pending:
                 place = found.place(guard.place)
                 known_of = id(guard.value) in found.objects or guard.place.kind not in _READABLE
-                if not known_of and may_be_another(guard.value, now := place.read()) and accept(now):
+                if known_of or not accept(now := place.read()):
+                    continue
+                if may_be_another(guard.value, now) or found._refers_to_same(guard.value, now):
                     found._put(place, guard.value, now)
         return found
 
@@ -120,6 +123,11 @@ class Now:
         for (own, _), (other, _) in zip(parts_of(was), parts_of(now), strict=True):
             self.objects[id(own)] = other
         self.renewed.append(Renewed(at, now))
+
+    def _refers_to_same(self, was: Any, now: Any) -> bool:
+        """Whether these are weak references to one object, as the call has it: to what they are found in."""
+        are_references = isinstance(was, weakref.ReferenceType) and isinstance(now, weakref.ReferenceType)
+        return are_references and id(was()) in self.objects and self.of(was()) is now()
 
     def of(self, value: Any) -> Any:
         return self.objects.get(id(value), value)
@@ -242,6 +250,8 @@ class Brought:
             yield f"if type({variable}) is not {constant(type(value))}: {otherwise}"
             if isinstance(value, types.FunctionType):
                 yield f"if {constant(_made_of)}({variable}) != {constant(_made_of(value))}: {otherwise}"
+            if isinstance(value, weakref.ReferenceType):
+                yield f"if {variable}() is not {constant(value())}: {otherwise}"
             for part, attribute in parts_of(value):
                 if id(part) in texts:  # two functions close over one variable
                     yield f"if {variable}{attribute} is not {texts[id(part)]}: {otherwise}"

@@ -114,18 +114,14 @@ def with_brought(state: State, watch: Watch, places: Iterable[Place], renewed: S
     read = [own for own in met if not (asks and type(own.value).__hash__ is by_identity)]
     brought = Brought.among(in_order(read), watch.known, [*items_of(guards)])
     unguarded = reached_unguarded(brought.renewed, guards)
-    owners = {id(owner) for owner in (*map(_owner_of, places), *map(_written_to, state.written))}
+    owners = {id(owner) for owner in (*(place.root for place in places), *map(_written_to, state.written))}
     is_sound = unguarded.isdisjoint(owners) and not any(_shows(effect, brought) for effect in state.printed)
     return evolve(state, guards=guards, brought=brought) if is_sound and brought.renewed else state
 
 
-def _owner_of(place: Place) -> Any:
-    return _owner_of(place.owner) if isinstance(place.owner, Place) else place.owner
-
-
 def _written_to(effect: Effect) -> Any:
     if isinstance(effect, (Store, Count)):
-        return _owner_of(effect.place)
+        return effect.place.root
     return effect.container if isinstance(effect, (Grow, Refill)) else None
 
 
