@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import types
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -381,3 +382,66 @@ def test_the_explanation_says_that_any_will_do() -> None:
     assert compiled.explain_miss(x()) == "a program fits: this call would not compile"
     h.c = Shifted(1.5)
     assert "h.c" in compiled.explain_miss(x())
+
+
+class Named:
+    """Functions of one code that differ in what is no cell."""
+
+    @staticmethod
+    def by_keyword(value: Any) -> Callable[..., Any]:
+        def f(v: Tensor, *, by: Any = value) -> Tensor:
+            return v * by
+
+        return f
+
+    @staticmethod
+    def by_name(value: Any) -> Callable[..., Any]:
+        def f(v: Tensor) -> Tensor:
+            return v
+
+        f.__name__, f.__doc__ = f"f{value}", "." * value
+        return f
+
+
+@pytest.mark.parametrize(
+    ("made", "asked"),
+    [
+        (lambda i: Named.by_keyword((1, 1.0, True, 2)[i]), lambda f, v: f(v)),
+        (lambda i: Named.by_keyword(x(i)), lambda f, v: f(v)),
+        (lambda i: Named.by_name(i), lambda f, v: f(v) * int(f.__name__[1:])),
+        (lambda i: Named.by_name(i), lambda f, v: f(v) * len(f.__doc__)),
+    ],
+    ids=["keyword", "tensor", "name", "doc"],
+)
+def test_functions_that_differ_in_more_than_their_cells(made: Callable[..., Any], asked: Callable[..., Any]) -> None:
+    def world() -> World:
+        h = types.SimpleNamespace()
+
+        def step(g: Callable[..., Any], i: int) -> Any:
+            h.f = made(i)
+            return g(x())
+
+        return (lambda v: asked(h.f, v)), [lambda g, i=i: step(g, i) for i in range(4)]  # type: ignore[misc]
+
+    _same(world)
+
+
+@pytest.mark.parametrize("kind", ["mapping", "set", "reference"])
+def test_objects_that_are_known_by_weak_references(kind: str) -> None:
+    def world() -> World:
+        h, made = types.SimpleNamespace(), [Config(float(i)) for i in range(4)]
+        by_key = weakref.WeakKeyDictionary({c: i + 2.0 for i, c in enumerate(made[:2])})
+        held, one = weakref.WeakSet(made[:2]), types.SimpleNamespace(of=weakref.ref(made[0]))
+        asked: dict[str, Callable[[], Any]] = {
+            "mapping": lambda: by_key.get(h.c, 10.0),
+            "set": lambda: 3.0 if h.c in held else 4.0,
+            "reference": lambda: 3.0 if one.of() is h.c else 4.0,
+        }
+
+        def step(g: Callable[..., Any], i: int) -> Any:
+            h.c = made[i]
+            return g(x())
+
+        return (lambda v: v * asked[kind]()), [lambda g, i=i: step(g, i) for i in (2, 3, 0, 1, 3, 2, 0)]  # type: ignore[misc]
+
+    _same(world)

@@ -14,7 +14,7 @@ import gc
 import itertools
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -67,8 +67,9 @@ def may_be_another(was: Any, now: Any) -> bool:
 
 def _made_of(function: types.FunctionType) -> tuple[Any, ...]:
     """What two functions have in common that differ in what they close over alone."""
+    names = function.__name__, function.__qualname__, function.__module__, function.__doc__  # which nothing guards
     globals_, defaults = id(function.__globals__), len(function.__defaults__ or ())
-    return function.__code__, globals_, defaults, function.__kwdefaults__
+    return function.__code__, globals_, defaults, id(function.__kwdefaults__), names
 
 
 def parts_of(value: Any) -> Iterator[tuple[Any, str]]:
@@ -160,10 +161,13 @@ def one_by_one(guard: Guard) -> list[Guard]:
     return found
 
 
-def items_of(guards: Iterable[Guard]) -> Iterator[Any]:
-    """Of what a container holds, it is known which objects they are."""
-    for guard in guards:
-        if guard.how != "is" and isinstance(guard.value, (*_BUILTIN, Mapping)):
+def items_of(guards: Iterable[Guard], parts: Collection[int]) -> Iterator[Any]:
+    """Of what a container holds, and of what is referred to weakly, it is known which objects they are. ``parts``: of
+    what each call brings others, by identity."""
+    for guard in (g for g in guards if id(g.value) not in parts):
+        if isinstance(guard.value, weakref.ref) or (
+            guard.how != "is" and isinstance(guard.value, (*_BUILTIN, Mapping))
+        ):
             yield from _within(guard.value, 0)
 
 
@@ -185,7 +189,7 @@ def _within(value: Any, depth: int) -> Iterator[Any]:
         for item in itertools.chain(value, value.values()) if isinstance(value, Mapping) else value:
             yield from _within(item, depth + 1)
     else:
-        yield value
+        yield value() if isinstance(value, weakref.ref) else value
 
 
 def in_order(renewed: Sequence[Renewed]) -> list[Renewed]:

@@ -102,17 +102,18 @@ def with_brought(state: State, watch: Watch, places: Iterable[Place], renewed: S
     function reads what they hold alone. ``places``: where what it reads lives."""
     said = watch.said_by_what_ran
     names = said.globals | said.attributes
+    asks_which = "id" in said.globals or any(g.value is id for g in state.guards)
     asks_caches = any(name.rpartition(".")[2] in names for _, name, _ in watch.caches)
-    if said.past_hooks or "id" in said.globals or asks_caches or state.into.written:
+    if said.past_hooks or asks_which or asks_caches or state.into.written:
         return state  # which objects they are, matters
     parts = Brought(renewed).parts
     guards = tuple(own for g in state.guards for own in (one_by_one(g) if id(g.place.owner) in parts else [g]))
     led_to = {g.place.identity: g.value for g in guards if g.how == "is"}
     met = [r for r in renewed if isinstance(r.at, str) or led_to.get(r.at.identity) is r.value]
     by_identity: Any = object.__hash__
-    asks = "hash" in said.globals
+    asks = "hash" in said.globals or any(g.value is hash for g in state.guards)
     read = [own for own in met if not (asks and type(own.value).__hash__ is by_identity)]
-    brought = Brought.among(in_order(read), watch.known, [*items_of(guards)])
+    brought = Brought.among(in_order(read), watch.known, [*items_of(guards, parts)])
     unguarded = reached_unguarded(brought.renewed, guards)
     owners = {id(owner) for owner in (*(place.root for place in places), *map(_written_to, state.written))}
     is_sound = unguarded.isdisjoint(owners) and not any(_shows(effect, brought) for effect in state.printed)
