@@ -32,7 +32,7 @@ CEILINGS: dict[str, float] = {
     "OTHER_MEMORY": 89,
     "MEMORY_OF_OTHER_KIND": 13,
     "MEMORY_OF_STALE_VIEW": 19,
-    "RESIZED_AROUND": 36,
+    "RESIZED_AROUND": 20,
     "MEMORY_AFTER_USE": 10,
     "MEMORY_AND_WRITES": 10,
     "OUT_REQUIRES_GRAD": 19,
@@ -42,7 +42,7 @@ CEILINGS: dict[str, float] = {
     # of memory that overlaps
     "WRITES_WHAT_IT_READS": 5,
     "OVERLAPS_ITSELF OVERLAPS_ITSELF_TRACKED": 1,
-    "AROUND_A_VIEW": 3,
+    "AROUND_A_VIEW": 1,
     "TRACKED_ONTO_ITSELF": 1,
 }
 """Rows of ``funcgrad.refusals``, by name → of how many programs in 10,000 they are refused at most."""
