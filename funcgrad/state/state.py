@@ -60,6 +60,11 @@ class State(Shown):
         return [effect for effect in self.effects if not isinstance(effect, (Print, Log, Warn))]
 
     @property
+    def writes_to_brought(self) -> bool:
+        """Whether an object of which each call brings another one is written to."""
+        return any(id(_written_to(effect)) in self.brought.parts for effect in self.written)
+
+    @property
     def printed(self) -> list[Effect]:
         """What is printed: when all else is done, as what it is printed to may be anybody's code."""
         return [effect for effect in self.effects if isinstance(effect, (Print, Log, Warn))]
