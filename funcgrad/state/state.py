@@ -15,6 +15,7 @@ from attrs import evolve, field, frozen
 from .. import refusals
 from ..show.parts import Doc, Table
 from ..show.shown import Shown
+from ..slots import State as Number
 from ..slots import Stored
 from .effects import Count, Effect, Grow, Refill, Store, Written, refill
 from .given import IntoArguments
@@ -59,10 +60,12 @@ class State(Shown):
         """The effects but for what is printed, logged and warned of."""
         return [effect for effect in self.effects if not isinstance(effect, (Print, Log, Warn))]
 
-    @property
-    def writes_to_brought(self) -> bool:
-        """Whether an object of which each call brings another one is written to."""
-        return any(id(_written_to(effect)) in self.brought.parts for effect in self.written)
+    def writes_beside_brought(self, numbers: Iterable[tuple[Number, Place]]) -> bool:
+        """Whether an object of which each call brings another one is written to, or anything is while an int of one
+        is among ``numbers``, which are inputs."""
+        parts, written = self.brought.parts, self.written
+        has_ints = any(slot.kind is int and id(place.root) in parts for slot, place in numbers)
+        return any(has_ints or id(_written_to(effect)) in parts for effect in written)
 
     @property
     def printed(self) -> list[Effect]:
@@ -107,7 +110,7 @@ def with_brought(state: State, watch: Watch, places: Iterable[Place], renewed: S
     function reads what they hold alone. ``places``: where what it reads lives."""
     said = watch.said_by_what_ran
     names = said.globals | said.attributes
-    asks_which = "id" in said.globals or any(g.value is id for g in state.guards)
+    asks_which = "id" in said.globals or any(g.value is id for g in state.guards) or watch.has_as_value(id)
     asks_caches = any(name.rpartition(".")[2] in names for _, name, _ in watch.caches)
     if said.past_hooks or asks_which or asks_caches or state.into.written:
         return state  # which objects they are, matters
@@ -116,7 +119,8 @@ def with_brought(state: State, watch: Watch, places: Iterable[Place], renewed: S
     led_to = {g.place.identity: g.value for g in guards if g.how == "is"}
     met = [r for r in renewed if isinstance(r.at, str) or led_to.get(r.at.identity) is r.value]
     by_identity: Any = object.__hash__
-    asks = "hash" in said.globals or any(g.value is hash for g in state.guards)
+    asks = "hash" in said.globals or "__hash__" in said.attributes or any(g.value is hash for g in state.guards)
+    asks = asks or watch.has_as_value(hash)
     read = [own for own in met if not (asks and type(own.value).__hash__ is by_identity)]
     brought = Brought.among(in_order(read), watch.known, [*items_of(guards, parts)])
     unguarded = reached_unguarded(brought.renewed, guards)

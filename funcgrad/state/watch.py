@@ -198,6 +198,14 @@ class Watch(Assumed):
         """The objects that can be reached, as far as was looked."""
         return list(self._known.values())
 
+    def has_as_value(self, function: Any) -> bool:
+        """Whether a function that was reached has this one as a default, or closes over it."""
+        for own in self._functions:
+            cells = (cell for cell in own.__closure__ or () if cell != types.CellType())
+            if any(v is function for v in (*(own.__defaults__ or ()), *(c.cell_contents for c in cells))):
+                return True
+        return False
+
     def knows(self, value: Any) -> bool:
         """Whether a value is an object that was there before the run."""
         return id(value) in self._known or id(value) in self.given
