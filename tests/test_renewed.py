@@ -353,6 +353,29 @@ def test_a_backward_pass_that_is_differentiated_has_the_object_of_its_call(chang
 
 
 @pytest.mark.parametrize(
+    "writes", ["pass", "h.n += 1", "h.last = v.detach() * 2", "h.l.append(h.n)", "h.c.t = h.c.t + 1"]
+)
+@pytest.mark.parametrize("kind", [int, float])
+def test_a_second_derivative_where_the_object_was_replaced_since(writes: str, kind: type) -> None:
+    def world() -> World:
+        h = types.SimpleNamespace(n=0)
+        space = {"h": h}
+        exec(f"def f(v):\n    {writes}\n    return (v.pow(3) * h.c.k * h.c.t).sum()", space)
+
+        def step(g: Callable[..., Any], i: int) -> Any:
+            h.n, h.l, h.c = i, [i, i], Config(kind(i + 2), t=kind(i + 3))
+            leaf = x().requires_grad_()
+            (slope,) = torch.autograd.grad(g(leaf), leaf, create_graph=True)
+            after = h.c, h.c.t, [*h.l]
+            h.c = after[0] if i % 2 or "h.c" in writes else Config(kind(i + 7), t=kind(2))
+            return slope, torch.autograd.grad(slope.sum(), leaf)[0], after[1:], h.n
+
+        return space["f"], [lambda g, i=i: step(g, i) for i in range(6)]  # type: ignore[misc]
+
+    _same(world)
+
+
+@pytest.mark.parametrize(
     "transform", [torch.func.grad, torch.func.jacrev, lambda f: torch.func.vmap(torch.func.grad(f))]
 )
 def test_under_transforms_of_torch_func(transform: Callable[..., Any]) -> None:

@@ -144,7 +144,7 @@ class Inner:
             raise _another_result(self.facts, outputs, varies)
         if trace.symbols.may_be_sizes():
             require_views_by_no_size(outputs, self.facts.outputs)
-        self._require_constant(leaves, written)
+        self._require_constant(leaves, written, again)
         first = [leaf if o.is_dynamic else o.constant for leaf, o in zip(leaves, self.facts.outputs, strict=True)]
         require_the_same(leaves, paths, first)
         tensors = [(slot, value) for slot, value in reversed(seen.items()) if isinstance(value, Tensor)]
@@ -243,10 +243,10 @@ class Inner:
             else trace.named(trace.lineage.gradient_of(seen[slot.of]))
         )
 
-    def _require_constant(self, leaves: Sequence[Any], written: Written) -> None:
+    def _require_constant(self, leaves: Sequence[Any], written: Written, again: bool) -> None:
         """What the dry run took for constants, this run must: sizes are symbols here alone."""
         constant = [(o.path, v) for o, v in zip(self.facts.outputs, leaves, strict=True) if not o.is_dynamic]
-        if self.facts.state.effects:  # else it is stored already
+        if self.facts.state.effects and not again:  # else it is stored already
             constant += [
                 (str(slot), v)
                 for slot, v in (written.stores | written.plain).items()

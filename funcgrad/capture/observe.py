@@ -237,9 +237,9 @@ class _DryRun:
         if self._splits:
             found = late_reads(self.watch, facts, guards, also, self._left, self._read_in_forward)
             late = found if facts.differentiable else Late()
-        # what backward reads when it runs, it does not read of an object that stands for others; nor does a derivative of
-        # it write to one
-        writes = facts.differentiable and facts.state.writes_beside_brought(facts.numbers)
+        # what backward reads when it runs, it does not read of an object that stands for others; nor does a derivative
+        # write to one
+        writes = facts.differentiable and facts.state.writes_to_brought
         brought = Brought() if self._splits and (late or writes) else facts.state.brought
         state = evolve(facts.state, guards=guards, late=late, brought=brought)
         return evolve(facts, state=state, also=also, apart=apart)

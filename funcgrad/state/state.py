@@ -15,7 +15,6 @@ from attrs import evolve, field, frozen
 from .. import refusals
 from ..show.parts import Doc, Table
 from ..show.shown import Shown
-from ..slots import State as Number
 from ..slots import Stored
 from .effects import Count, Effect, Grow, Refill, Store, Written, refill
 from .given import IntoArguments
@@ -60,12 +59,10 @@ class State(Shown):
         """The effects but for what is printed, logged and warned of."""
         return [effect for effect in self.effects if not isinstance(effect, (Print, Log, Warn))]
 
-    def writes_beside_brought(self, numbers: Iterable[tuple[Number, Place]]) -> bool:
-        """Whether an object of which each call brings another one is written to, or anything is while an int of one
-        is among ``numbers``, which are inputs."""
-        parts, written = self.brought.parts, self.written
-        has_ints = any(slot.kind is int and id(place.root) in parts for slot, place in numbers)
-        return any(has_ints or id(_written_to(effect)) in parts for effect in written)
+    @property
+    def writes_to_brought(self) -> bool:
+        """Whether an object of which each call brings another one is written to."""
+        return any(id(_written_to(effect)) in self.brought.parts for effect in self.written)
 
     @property
     def printed(self) -> list[Effect]:
