@@ -38,7 +38,8 @@ class Region(Function):
     def __init__(self, given: Sequence[bool], sizes: Sequence[Ref], program: Differentiable) -> None:
         super().__init__(given)
         self.sizes = tuple(sizes)
-        self.reads_state, self.runs_python = program.late is not None, program.has_effects
+        self.reads_state = program.late is not None and program.late.more_than_code
+        self.runs_python = program.has_effects
 
     @property
     def call(self) -> Function:
@@ -49,7 +50,8 @@ class Region(Function):
 
 
 def with_calls(statements: Sequence[Statement]) -> list[Statement]:
-    """A region that reads Python state is a call where the caller's Python, which may write to it, runs before."""
+    """A region that reads Python state is a call where the caller's Python, which may write to it, runs before. That a
+    hook exchanges the code of a function that runs later in the same pass, is not looked for."""
     found, has_run = list[Statement](), False
     for s in statements:
         if isinstance(s.run, Region) and s.run.reads_state and has_run:

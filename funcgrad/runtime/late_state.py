@@ -25,6 +25,8 @@ class LateState:
     """Inputs that are numbers, and where backward reads them; ``tensors``: the same of tensors."""
     tensors: tuple[tuple[int, Any], ...]
     left: tuple[Place, ...]
+    more_than_code: bool
+    """Whether it reads anything but the code that runs."""
 
     @staticmethod
     def of(late: Late, ins: Sequence[Slot]) -> LateState | None:
@@ -36,6 +38,7 @@ class LateState:
             tuple((ins.index(slot), place) for slot, place in late.numbers if slot in ins),
             tuple((ins.index(slot), origin) for slot, origin in late.tensors if slot in ins),
             late.left,
+            bool(late.numbers or late.tensors or late.left) or any(g.place.key != "__code__" for g in late.guards),
         )
 
     def is_as_traced(self, inputs: Sequence[Any], given: Sequence[Any], left: Left | None) -> bool:
