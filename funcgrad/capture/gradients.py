@@ -75,7 +75,8 @@ def takes_gradient(trace: Trace, tensor: Tensor) -> None:
             trace.asked_for_gradient.append(real)
         elif real is not None:
             ask_for_gradient(trace, tensor, reads=True, retains=False)
-        drop_gradient_kept(trace, tensor)
+        if is_traced(tensor):  # not what is of a level of torch.func, which has none
+            drop_gradient_kept(trace, tensor)
 
 
 def require_no_hooks(trace: Trace, inputs: Sequence[Any]) -> None:
