@@ -74,7 +74,7 @@ def test_values_and_gradients_are_those_of_eager(product, layout, rows, columns,
 
 
 @pytest.mark.parametrize("backend", ["c", "triton"])
-def test_a_regression_reads_its_data_twice_and_calls_no_library(backend):
+def test_a_regression_reads_its_data_twice_at_most_and_calls_no_library(backend):
     """The gradient of its weights is a sum over all rows of what is computed from the product with each."""
     x, w, y = torch.randn(400, 100), torch.randn(100), torch.rand(400)
 
@@ -85,7 +85,8 @@ def test_a_regression_reads_its_data_twice_and_calls_no_library(backend):
     program = c.program(w, x, y)
     kernels = kernels_of(program)
     assert library_calls(program) == []
-    assert sum(b.name == "x" for k in kernels for b in k.reads) == 2
+    # what a GPU's figures make of it is one kernel
+    assert sum(b.name == "x" for k in kernels for b in k.reads) == {"c": 2, "triton": 1}[backend]
     if backend == "c":
         assert_rounded(c(w, x, y), torch.func.grad_and_value(loss)(w, x, y)[::-1])
 

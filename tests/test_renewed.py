@@ -148,6 +148,25 @@ def test_a_closure_made_anew_is_a_hit() -> None:
     assert _same(world).cache_info().misses == 2
 
 
+class Graph:
+    """What compares its tensors, as no program can."""
+
+    def __init__(self, i: int) -> None:
+        self.x = torch.arange(4.0).view(4, 1) + i
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Graph) and bool(self.x == other.x)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_an_argument_whose_class_compares_its_tensors_is_read_like_python_state() -> None:
+    def world() -> World:
+        return (lambda v, g: (v * g.x).sum()), [lambda g, i=i: g(x(), Graph(i)) for i in range(5)]  # type: ignore[misc]
+
+    assert _same(world).cache_info().misses == 2
+
+
 class Batch:
     """What keeps its attributes in a dict of its own."""
 

@@ -445,9 +445,8 @@ class _DryRun:
         kinds = tuple(
             (s, type_text(v), isinstance(v, Tensor) and v.requires_grad and self._grad) for s, v in self._inputs.dynamic
         )
-        switched_on = any(True in calls for calls in switches.values())
-        some = switched_on or any(grad for _, _, grad in kinds) or any(c.requires_grad for c in captured)
-        sources = self._grad and some
+        given = any(True in calls for calls in switches.values()) or any(grad for _, _, grad in kinds)
+        sources = self._grad and (given or any(c.requires_grad for c in captured))
         in_forward, wrote, failed, late = self._written(), None, None, list[Tensor]()
         changes = dict(changes_of(lineage, named, self._mirrored, groups, in_forward, in_forward, self.trace.forgotten))
         if self._splits and self._grad:

@@ -22,7 +22,13 @@ from ..subclasses import is_traced
 from ..torch_private.fakes import without_modes
 from ..torch_private.functional import FunctionalTensor
 from ..torch_private.modes import without_function_modes
-from ..torch_private.tensors import ASKS_BASE, ASKS_HISTORY, ASKS_VERSION, is_wrapper_subclass
+from ..torch_private.tensors import (
+    ASKS_BASE,
+    ASKS_HISTORY,
+    ASKS_VERSION,
+    is_transform_wrapper,
+    is_wrapper_subclass,
+)
 from .listeners import Listeners
 from .source_location import asked_by_us
 
@@ -217,8 +223,9 @@ class Questions:
         return bool(self._note(real, _MOVED, answer_of(_MOVED, real)))
 
     def lie(self, reals: Iterable[Tensor]) -> None:
-        """Note where in their storages some inputs lie, and how large these are: all of them is looked at."""
-        for real in reals:
+        """Note where in their storages some inputs lie, and how large these are: all of them is looked at. Tensors of a
+        level of torch.func have none."""
+        for real in (t for t in reals if not is_transform_wrapper(t)):
             for question in (_OFFSET, _ROOM):
                 self._note(real, question, answer_of(question, real))
 
