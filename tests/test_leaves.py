@@ -6,7 +6,7 @@ import queue
 import pytest
 import torch
 from closeness import assert_rounded
-from laws.programs import Case, CountBackward, Double, difference, run
+from laws.programs import Case, CountBackward, Double, difference, require_as_eager, run
 from torch import nn
 
 import funcgrad as fg
@@ -420,10 +420,7 @@ def test_a_view_that_is_written_to_is_given_a_gradient():
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 @pytest.mark.parametrize("f", [given_to_what_is_computed, taken_from_what_is_computed, given_and_written_to])
 def test_what_is_computed_outside_is_given_a_gradient(f):
-    case, compiled = Case(lambda: (leaf() * 2, values()), f), fg.jit(f)
-    for _ in range(2):
-        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
-        assert found.error is None, found.error
+    require_as_eager(Case(lambda: (leaf() * 2, values()), f))
 
 
 def test_a_program_for_a_leaf_is_none_for_what_is_computed():
@@ -692,10 +689,7 @@ def test_a_leaf_with_a_gradient_comes_to_have_a_history():
         w.grad = torch.ones(4)
         return w, leaf()
 
-    case, compiled = Case(make, f), fg.jit(f)
-    for _ in range(2):
-        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
-        assert found.error is None, found.error
+    require_as_eager(Case(make, f))
 
 
 def test_a_gradient_that_is_set_when_the_sizes_have_changed_is_refused():
@@ -734,10 +728,7 @@ def test_a_gradient_that_is_set_before_what_requires_grad_is_written_stays(n):
         x.mul_(y.sum())
         return ()
 
-    case, compiled = Case(lambda: (torch.ones(n), leaf() * 1), f), fg.jit(f)
-    for _ in range(2):
-        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
-        assert found.error is None, found.error
+    require_as_eager(Case(lambda: (torch.ones(n), leaf() * 1), f))
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
@@ -899,10 +890,7 @@ def computed_kin():
 )  # fmt: skip
 def test_a_gradient_is_set_of_what_none_arrives_at(f, make):
     """What requires no grad, or is computed outside, has the gradient that it is given, whatever else is done to it."""
-    case, compiled = Case(make, f), fg.jit(f)
-    for _ in range(2):
-        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
-        assert found.error is None, found.error
+    require_as_eager(Case(make, f))
 
 
 def looked_at_before(x, y):
@@ -1084,10 +1072,7 @@ def its_gradient_and_results(flat, w, b, x):
 @pytest.mark.parametrize("make", [flat_parameter, flat_parameter_with_a_gradient])
 @pytest.mark.parametrize("f", [step_of_all, step_of_each_view, its_gradient_and_results])
 def test_a_leaf_gets_its_gradient_and_views_of_it_are_written_to(f, make):
-    case, compiled = Case(make, f), fg.jit(f)
-    for _ in range(2):
-        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
-        assert found.error is None, found.error
+    require_as_eager(Case(make, f))
 
 
 def test_training_steps_of_a_flat_parameter():

@@ -4,7 +4,7 @@ PyTorch does."""
 
 import pytest
 import torch
-from laws.programs import Case, difference, run
+from laws.programs import Case, require_as_eager
 
 import funcgrad as fg
 
@@ -104,10 +104,7 @@ def given_as_memory_and_as_a_gradient(x, y):
 @pytest.mark.parametrize("make", [lambda: plain(), lambda: (matrix(), torch.ones(4))])
 def test_memory_is_that_of_another_tensor_whose_sizes_change(f, make):
     """The look that the other one had then, whether it has it in the end or not."""
-    case, compiled = Case(make, f), fg.jit(f)
-    for _ in range(2):
-        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
-        assert found.error is None, found.error
+    require_as_eager(Case(make, f))
 
 
 def test_memory_that_was_given_and_transposed_is_refused_as_that_of_another():
@@ -387,10 +384,7 @@ BACKWARD = [(f, flat) for f in (
 
 @pytest.mark.parametrize(("f", "make"), [*SIZES, *TRACKED, *BACKWARD])
 def test_as_in_eager(f, make):
-    case, compiled = Case(make, f), fg.jit(f)
-    for _ in range(2):
-        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
-        assert found.error is None, found.error
+    require_as_eager(Case(make, f))
 
 
 def used_after(x, w):

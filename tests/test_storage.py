@@ -8,7 +8,7 @@ import attrs
 import pytest
 import torch
 from closeness import assert_rounded
-from laws.programs import Case, CountBackward, Program, check, difference, run
+from laws.programs import Case, CountBackward, Program, check, difference, require_as_eager, run
 from turns import in_turn
 
 import funcgrad as fg
@@ -408,10 +408,7 @@ def test_out_that_reads_what_it_leaves():
         base = torch.arange(8.0)
         return base.view(4, 2), base[4:]
 
-    case, compiled = Case(make, f), fg.jit(f)
-    for _ in range(2):
-        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
-        assert found.error is None, found.error
+    require_as_eager(Case(make, f))
 
 
 def test_what_lies_around_a_tensor_that_is_resized_is_part_of_the_key():
@@ -434,10 +431,7 @@ def test_a_part_of_a_result_is_resized_within_its_memory():
         part.resize_(1, 4).mul_(2)
         return z, part, other
 
-    case, compiled = Case(lambda: (torch.ones(3), torch.arange(3.0)), f), fg.jit(f)
-    for _ in range(2):
-        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
-        assert found.error is None, found.error
+    require_as_eager(Case(lambda: (torch.ones(3), torch.arange(3.0)), f))
 
 
 def viewed_and_grown(x, y):
@@ -479,10 +473,7 @@ def grown_by_out(x, y):
 )
 def test_what_was_looked_at_may_grow(f):
     """Views that are used no more look at memory that is gone."""
-    case, compiled = Case(lambda: (torch.arange(6.0).view(2, 3) / 5, torch.ones(3)), f), fg.jit(f)
-    for _ in range(2):
-        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
-        assert found.error is None, found.error
+    require_as_eager(Case(lambda: (torch.arange(6.0).view(2, 3) / 5, torch.ones(3)), f))
 
 
 def part_of_memory():
@@ -562,10 +553,7 @@ def grown_and_given(x, y):
     ],
 )
 def test_memory_around_an_input(f, make):
-    case, compiled = Case(make, f), fg.jit(f)
-    for _ in range(2):
-        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
-        assert found.error is None, found.error
+    require_as_eager(Case(make, f))
 
 
 def test_a_storage_grows_though_nothing_is_written():
@@ -743,10 +731,7 @@ def test_what_is_given_other_memory_keeps_the_version_counter_it_shares():
         base = torch.arange(8.0, requires_grad=True) * 1
         return base.view(4, 2).unbind(0)[1], base[1:7:2]
 
-    case, compiled = Case(make, f), fg.jit(f)
-    for _ in range(2):
-        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
-        assert found.error is None, found.error
+    require_as_eager(Case(make, f))
 
 
 def test_other_memory_that_backward_writes_to_is_refused():
@@ -840,10 +825,7 @@ def test_a_view_that_requires_grad_is_given_other_memory():
         x.data = y * 2
         return (x * 3,)
 
-    case, compiled = Case(lambda: ((leaf() * 2)[1:], torch.ones(2)), f), fg.jit(f)
-    for _ in range(2):
-        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
-        assert found.error is None, found.error
+    require_as_eager(Case(lambda: ((leaf() * 2)[1:], torch.ones(2)), f))
 
 
 def used_before(x, y):
@@ -969,10 +951,7 @@ RESULTS = (
 
 def given(f, make):
     """The function does in each of two calls what it does in eager PyTorch."""
-    case, compiled = Case(make, f), fg.jit(f)
-    for _ in range(2):
-        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
-        assert found.error is None, found.error
+    require_as_eager(Case(make, f))
 
 
 @pytest.mark.parametrize("make", [lambda: (leaf(), torch.ones(3)), lambda: (leaf() * 2, torch.ones(3))])

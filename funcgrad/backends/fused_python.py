@@ -25,7 +25,7 @@ from ..symbolic.torch_sizes import shape_of, strides_of
 from ..torch_private.engine import n_dispatch_modes
 from ..torch_private.modes import count_flops
 from ..torch_private.tensors import ALONE, alone, empty_cpu, holders, over
-from .printer import LAID_OUT_AS_SAID, Printer
+from .printer import LAID_OUT_AS_SAID, Printer, lies_as_said_now
 
 
 def print_python(
@@ -74,7 +74,7 @@ def print_python(
             lines += [f"    # {kernel.name}: {', '.join(kernel.computes)}" for kernel in step.kernels]
         else:
             lines += printer.step(step)
-            if isinstance(step, Call) and step.node.name in read and _may_lie_otherwise(step.node):
+            if isinstance(step, Call) and step.node.name in read and _needs_layout(step):
                 # what is returned stays as the library made it
                 returned = any(user.op == "output" for user in step.node.users)
                 kernels_read[step.node.name] = f"{step.node.name}_laid_out" if returned else step.node.name
@@ -159,9 +159,10 @@ def wrong_index(graph: Graph, *inputs: Any) -> NoReturn:
     raise error(what)
 
 
-def _may_lie_otherwise(node: fx.Node) -> bool:
-    """Whether a library call may return another layout than PyTorch's shape functions say; products do not."""
-    return isinstance(value_of(node), Tensor) and node.target not in LAID_OUT_AS_SAID
+def _needs_layout(step: Call) -> bool:
+    """Whether a library call may have left another layout than PyTorch's shape functions say; products do not."""
+    is_said = step.node.target in LAID_OUT_AS_SAID or lies_as_said_now(step)
+    return isinstance(value_of(step.node), Tensor) and not is_said
 
 
 def empty_on_cpu(printer: Printer, b: Buffer) -> str:

@@ -79,7 +79,7 @@ class Printer:
                 symbol: f"{node.name}{f'[{i}]' if several else ''}.shape[{d}]" for symbol, i, d in node.target.symbols
             }
             lines += self._sizes_known(node, node.target.read, named, node.name)
-        if step.into is None and not step.same and _may_lie_otherwise(node):
+        if lies_as_said_now(step):
             lines.append(self.laid_out(node, node.name))
         return lines if step.into is None else [*lines, f"    {step.into.name} = None"]
 
@@ -271,6 +271,11 @@ def _symbols(node: fx.Node) -> Collection[str]:
 def _from(node: fx.Node) -> str:
     where = where_of(node)
     return f" · {where}" if where else ""
+
+
+def lies_as_said_now(step: Call) -> bool:
+    """Whether the lines of a call end with its result in the layout that PyTorch's shape functions say it has."""
+    return step.into is None and not step.same and _may_lie_otherwise(step.node)
 
 
 def _may_lie_otherwise(node: fx.Node) -> bool:

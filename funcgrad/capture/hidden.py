@@ -58,7 +58,7 @@ def _compares_tensors(value: Any) -> bool:
     return compares and _holds_tensor(value)
 
 
-def is_watched(value: Any) -> bool:
+def _is_heard_of(value: Any) -> bool:
     """Whether what is read of an object is heard of: then it is Python state, and not compared."""
     kind = type(value)
     return can_be_hooked(kind) and not is_library(kind) and attributes_of(value) is not None
@@ -76,12 +76,12 @@ class Itself:
 
 def comparable(value: Any) -> Any:
     """What a static value is compared with."""
-    return Itself(value) if _compares_tensors(value) and is_watched(value) else value
+    return Itself(value) if _is_heard_of(value) and _compares_tensors(value) else value
 
 
 def require_comparable(value: Any, path: str) -> None:
     """Raise ``ContainerError`` for an argument that is compared by what is in it, if that is tensors."""
-    if not _compares_tensors(value) or is_watched(value):
+    if _is_heard_of(value) or not _compares_tensors(value):
         return
     kind = type(value).__name__
     static = type(value) in (dict, list, tuple)

@@ -20,6 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from .. import refusals
 from ..state.guards import PLAIN, same
 from ..state.lines import user_line
+from ..state.names import brought_along
 from ..subclasses import is_traced
 from ..torch_private.modes import without_function_modes
 
@@ -171,8 +172,7 @@ def _held(hook: Any) -> list[Any]:
         elif isinstance(value, types.BuiltinMethodType) and not isinstance(value.__self__, types.ModuleType):
             held = (value.__self__,)
         elif isinstance(value, types.FunctionType):
-            cells = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
-            held = (*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+            held = brought_along(value)
         new = [v for v in held if not any(v is known for known in found)]
         found += new
         pending += new

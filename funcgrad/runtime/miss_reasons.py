@@ -50,10 +50,10 @@ def key_of(inputs: Inputs, captured: Sequence[tuple[Captured, Tensor]], facts: F
     return CallKey(inputs.names, inputs.tree, paths, leaves, specs, aliasing(tensors), Ambient.now(), histories, asked)
 
 
-def captured_by(program: Program, inputs: Inputs) -> list[tuple[Captured, Any]]:
-    """What lives where a program reads the tensors that it closes over, or the exception that says it is gone."""
+def captured_by(program: Program, inputs: Inputs, now: Now) -> list[tuple[Captured, Any]]:
+    """What lives where a program reads the tensors that it closes over, or the exception that says it is gone.
+    ``now``: see ``objects_of``."""
     found: list[tuple[Captured, Any]] = []
-    now = objects_of(program, inputs)
     for c in program.facts.captured:
         own = evolve(c, origin=now.place(c.origin)) if isinstance(c.origin, Place) else c
         found.append((c.slot, _read(lambda: own.read(dict(inputs.dynamic) | dict(found)))))  # noqa: B023
@@ -64,6 +64,8 @@ def objects_of(program: Program, inputs: Inputs, every: bool = False) -> Now:
     """What a call brings in the places of objects that a program was compiled with, of those that may be others in
     each call, or in this one (``every``: of all that are others)."""
     state, here = program.facts.state, inputs.by_path
+    if not (every or state.brought.renewed or inputs.renewed):
+        return Now()
     arguments = {own.at: own.value for own in state.brought.renewed if isinstance(own.at, str)}
     leaves = zip(program.key.paths, program.key.leaves, strict=True)
     arguments |= {path: spec.object for path, spec in leaves if isinstance(spec, StaticSpec)}
@@ -75,7 +77,14 @@ def objects_of(program: Program, inputs: Inputs, every: bool = False) -> Now:
 
 def why_not(program: Program, inputs: Inputs) -> list[Difference]:
     """Why a program does not fit a call; empty if it does."""
-    every, now = captured_by(program, inputs), objects_of(program, inputs)
+    now = objects_of(program, inputs)
+    return differences_to(program, inputs, now, captured_by(program, inputs, now))
+
+
+def differences_to(
+    program: Program, inputs: Inputs, now: Now, every: Sequence[tuple[Captured, Any]]
+) -> list[Difference]:
+    """The same, of what the call brings (``objects_of``) and closes over (``captured_by``)."""
     captured = [(slot, tensor) for slot, tensor in every if isinstance(tensor, Tensor)]
     found = [
         Difference(str(slot), f"is no tensor any more: {value!r}")

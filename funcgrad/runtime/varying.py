@@ -16,7 +16,7 @@ from ..slots import State
 from ..state.guards import Place
 from ..torch_private.tensors import is_wrapper_subclass
 from .key import DynamicSpec, LeafSpec, TensorSpec
-from .miss_reasons import captured_by, objects_of, why_not
+from .miss_reasons import captured_by, differences_to, objects_of
 from .program import Program
 
 
@@ -139,17 +139,18 @@ def _varying(program: Program, inputs: Inputs, here: Mapping[str, Any], sizes: b
     """In which numbers and dimensions a call differs from those a program is for. None if it differs in other
     things, but for what the program itself writes."""
     numbers = {p for p, v in here.items() if type(v) in (float, int)}
-    closed_over = {str(slot): tensor for slot, tensor in captured_by(program, inputs) if str(slot) not in here}
+    now = objects_of(program, inputs)
+    captured = captured_by(program, inputs, now)
+    closed_over = {str(slot): tensor for slot, tensor in captured if str(slot) not in here}
     specs = dict(program.key.captured) | dict(zip(program.key.paths, program.key.leaves, strict=True))
     found = {p for p, spec in specs.items() if isinstance(spec, DynamicSpec)} & numbers
     dims = {p: _symbolic(spec, here.get(p, closed_over.get(p))) for p, spec in specs.items()} if sizes else {}
-    now = objects_of(program, inputs)
     held = [(slot, now.place(place)) for slot, place in program.facts.numbers]
     places = [place for slot, place in held if type(place.read()) is slot.kind]
     own = {slot.path for slot, place in held if place in places}
     int_places: list[Place] = []
     given_ints: set[str] = set()
-    for difference in why_not(program, inputs):
+    for difference in differences_to(program, inputs, now, captured):
         place = difference.place
         if difference.where in numbers:
             (given_ints if type(here[difference.where]) is int else found).add(difference.where)

@@ -17,7 +17,7 @@ from torch import Tensor
 from .buffers import is_buffer
 from .caches import entries_of, results_of
 from .code import Mentions, Use, mentions, together
-from .guards import MISSING, Guard, Met, Place, holds_tensors, is_plain
+from .guards import MISSING, Guard, Met, Place, holds_tensors, is_plain, shape_of
 from .hooks import can_be_hooked
 from .impure import is_iterator, refuse_iterator
 from .mentioned import Mentioned
@@ -241,7 +241,8 @@ class Assumed(Mentioned):
             return
         keys = self._keys(container, names, said) if id(container) not in self.replaced | self.whole else None
         if keys is not None and ("items", id(container)) in self.replaced:
-            self._guard(Guard(Place("itself", container, None, met.name), (type(container), len(met.before)), "shape"))
+            shape = shape_of(met.before, type(container))
+            self._guard(Guard(Place("itself", container, None, met.name), shape, "shape"))
             keys = set(range(len(met.before)))
         if keys is not None and not isinstance(container, (set, frozenset)):
             for key in keys:
@@ -257,7 +258,7 @@ class Assumed(Mentioned):
             return
         self._refuse_iterators([met])
         if any(Place("item", container, key, "").identity in self.stand_ins for key, _ in met.items):
-            shape = type(container), tuple(met.before) if isinstance(met.before, dict) else len(met.before)
+            shape = shape_of(met.before, type(container))
             self._guard(Guard(Place("itself", container, None, met.name), shape, "shape"))
             for key, value in met.items:
                 self._value(Place("item", container, key, item_name(met.name, key)), value)

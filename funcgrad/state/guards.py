@@ -75,9 +75,9 @@ def holds_tensors(value: Any, within: tuple[int, ...] = ()) -> bool:
     return any(holds_tensors(item, (*within, id(value))) for item in (value.values() if is_dict else value))
 
 
-def shape_of(container: Any) -> tuple[Any, ...]:
-    """The type of a container, and how many items it has, or under which keys."""
-    return type(container), tuple(container) if isinstance(container, dict) else len(container)
+def shape_of(container: Any, kind: type | None = None) -> tuple[Any, ...]:
+    """The type of a container (``kind``, where it is a copy of one), and how many items it has, or under which keys."""
+    return kind or type(container), tuple(container) if isinstance(container, dict) else len(container)
 
 
 def same_shape(was: tuple[Any, ...], now: Any) -> bool:
@@ -392,7 +392,12 @@ class Guard:
         tensors = any(isinstance(v, Tensor) for v in (copy.values() if is_mapping else copy))
         return Guard(place, copy, f"{'like ' if tensors else ''}{'entries' if is_mapping else 'items'}")
 
-    def renewed(self) -> Guard:
+    @property
+    def is_outer(self) -> bool:
+        """Whether it is on the class of an object, or on which dict holds its attributes."""
+        return self.place.kind == "type" or (self.place.kind == "slot" and self.place.key == "__dict__")
+
+    def of_now(self) -> Guard:
         """The same of what is there now."""
         if (now := self.place.read()) is MISSING:
             return Guard.absent(self.place)

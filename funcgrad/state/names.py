@@ -107,6 +107,12 @@ def attributes_of(value: Any) -> dict[str, Any] | None:
     return own if isinstance(own, dict) else None
 
 
+def brought_along(function: types.FunctionType) -> list[Any]:
+    """What a function closes over, and the defaults of its arguments."""
+    cells = [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
+    return [*cells, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+
+
 def found_on(kind: type, name: str) -> tuple[type | None, Any]:
     """The class, of those a class inherits from, that defines a name, and what it defines."""
     for c in kind.__mro__:

@@ -21,14 +21,14 @@ import attrs
 import torch
 from attrs import evolve, frozen
 
-from .guards import Constant, Guard, Place, is_plain
+from .given import OF_ITEMS
+from .guards import Constant, Guard, Place, is_plain, shape_of
 from .hooks import can_be_hooked
 from .names import attributes_of, is_library, item_name, slots_of
 
 _CONTAINERS = (dict, list, set, collections.deque, collections.OrderedDict, types.SimpleNamespace)
 _TABLES = [name for name, held in vars(torch.nn.Module()).items() if isinstance(held, dict)]
 _LEADS_ON_GUARDED = (type, types.ModuleType, types.FunctionType, types.CodeType, torch.Tensor, str, bytes, int, float)
-_ORDERED = (dict, list, collections.deque)
 _BUILTIN = (list, tuple, set, frozenset, collections.deque)
 _DEEP = 8
 _READABLE = ("item", "slot", "cell", "class", "default")
@@ -148,12 +148,12 @@ class Now:
 def one_by_one(guard: Guard) -> list[Guard]:
     """Of a guard on the contents of a container of objects, those on which these are."""
     held, owner = guard.value, guard.place.owner
-    if guard.how.removeprefix("like ") not in ("items", "entries") or not isinstance(owner, _ORDERED):
+    if guard.how.removeprefix("like ") not in ("items", "entries") or not isinstance(owner, OF_ITEMS):
         return [guard]
     pairs = list(held.items() if isinstance(owner, dict) else enumerate(held))
     if all(is_plain(value) or isinstance(value, torch.Tensor) for _, value in pairs):
         return [guard]
-    found = [evolve(guard, value=(type(owner), tuple(held) if isinstance(owner, dict) else len(held)), how="shape")]
+    found = [evolve(guard, value=shape_of(held, type(owner)), how="shape")]
     for key, value in pairs:
         place = Place("item", owner, key, item_name(guard.place.name, key))
         is_tensor = isinstance(value, torch.Tensor)
@@ -276,5 +276,4 @@ class Brought:
 
     def says(self, guard: Guard) -> bool:
         """Whether a guard holds where these lines do."""
-        is_part = guard.place.kind == "type" or guard.place.key == "__dict__"
-        return self.leads(guard) or (guard.how == "is" and is_part and id(guard.place.owner) in self.parts)
+        return self.leads(guard) or (guard.how == "is" and guard.is_outer and id(guard.place.owner) in self.parts)

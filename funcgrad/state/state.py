@@ -89,7 +89,7 @@ def state_of(watch: Watch, written: Written, arguments: Iterable[tuple[str, Any]
     guards = [g for g in watch.guards if g.place.identity not in unguarded and g.holds()]
     arguments = list(arguments)
     given = {id(value) for _, value in arguments}
-    guarded = {id(g.place.owner) for g in guards if id(g.place.owner) not in given or not _is_outer(g)}
+    guarded = {id(g.place.owner) for g in guards if id(g.place.owner) not in given or not g.is_outer}
     objects = {id(value) for _, value in arguments if id(value) in guarded or id(attributes_of(value)) in guarded}
     # an argument of which nothing is read may be another one that is equal
     guards = [g for g in guards if id(g.place.owner) not in given or id(g.place.owner) in objects]
@@ -107,18 +107,21 @@ def with_brought(state: State, watch: Watch, places: Iterable[Place], renewed: S
     function reads what they hold alone. ``places``: where what it reads lives."""
     said = watch.said_by_what_ran
     names = said.globals | said.attributes
-    asks_which = "id" in said.globals or any(g.value is id for g in state.guards) or watch.has_as_value(id)
+
+    def asks_for(function: Any) -> bool:
+        is_named = function.__name__ in said.globals or any(g.value is function for g in state.guards)
+        return is_named or watch.has_as_value(function)
+
     asks_caches = any(name.rpartition(".")[2] in names for _, name, _ in watch.caches)
-    if said.past_hooks or asks_which or asks_caches or state.into.written:
+    if said.past_hooks or asks_for(id) or asks_caches or state.into.written:
         return state  # which objects they are, matters
     parts = Brought(renewed).parts
     guards = tuple(own for g in state.guards for own in (one_by_one(g) if id(g.place.owner) in parts else [g]))
     led_to = {g.place.identity: g.value for g in guards if g.how == "is"}
     met = [r for r in renewed if isinstance(r.at, str) or led_to.get(r.at.identity) is r.value]
     by_identity: Any = object.__hash__
-    asks = "hash" in said.globals or "__hash__" in said.attributes or any(g.value is hash for g in state.guards)
-    asks = asks or watch.has_as_value(hash)
-    read = [own for own in met if not (asks and type(own.value).__hash__ is by_identity)]
+    asks_hash = "__hash__" in said.attributes or asks_for(hash)
+    read = [own for own in met if not (asks_hash and type(own.value).__hash__ is by_identity)]
     brought = Brought.among(in_order(read), watch.known, [*items_of(guards, parts)])
     unguarded = reached_unguarded(brought.renewed, guards)
     owners = {id(owner) for owner in (*(place.root for place in places), *map(_written_to, state.written))}
@@ -151,11 +154,6 @@ def of_numbers(guard: Guard) -> list[Guard]:
     if any(type(was[key]) not in (int, float) or type(now[key]) is not type(was[key]) for key in others):
         return []
     return [Guard.of(Place("item", now, key, item_name(guard.place.name, key)), was[key]) for key in others]
-
-
-def _is_outer(guard: Guard) -> bool:
-    """Whether a guard is on the class of an object, or on which dict holds its attributes."""
-    return guard.place.kind == "type" or (guard.place.kind == "slot" and guard.place.key == "__dict__")
 
 
 def print_guards(

@@ -40,6 +40,7 @@ from .names import (
     LIBRARIES,
     TABLES,
     attributes_of,
+    brought_along,
     found_on,
     is_installed,
     is_library,
@@ -200,11 +201,7 @@ class Watch(Assumed):
 
     def has_as_value(self, function: Any) -> bool:
         """Whether a function that was reached has this one as a default, or closes over it."""
-        for own in self._functions:
-            cells = (cell for cell in own.__closure__ or () if cell != types.CellType())
-            if any(v is function for v in (*(own.__defaults__ or ()), *(c.cell_contents for c in cells))):
-                return True
-        return False
+        return any(value is function for own in self._functions for value in brought_along(own))
 
     def knows(self, value: Any) -> bool:
         """Whether a value is an object that was there before the run."""

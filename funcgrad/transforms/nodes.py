@@ -232,7 +232,7 @@ def _pulled_now(rule: ReverseRule, active: tuple[int, ...]) -> Programs:
     known = next((own for own in rule.in_other_states if all(guard.holds() for guard in own[0])), None)
     if known is None:
         numbers = (Guard.of(place, place.read()) for _, place in late.numbers)
-        known = (*(guard.renewed() for guard in late.guards), *numbers), {}
+        known = (*(guard.of_now() for guard in late.guards), *numbers), {}
         rule.in_other_states.insert(0, known)
         del rule.in_other_states[_STATES:]
     guards, made = known

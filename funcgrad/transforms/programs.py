@@ -41,7 +41,7 @@ from ..runtime.check import require_same
 from ..runtime.donation import donation_of, with_donations
 from ..runtime.halves import AT_MOST, warn_of_many
 from ..runtime.key import aliasing
-from ..runtime.miss_reasons import captured_by, why_not
+from ..runtime.miss_reasons import captured_by, objects_of, why_not
 from ..runtime.program import Program
 from ..runtime.recompiles import Recompiles
 from ..runtime.varying import (
@@ -346,7 +346,7 @@ class Programs(abc.ABC):
     def _shared(self, inputs: Inputs) -> Any:
         """How what a call is given, and what the function closes over, shares memory: today, it need not tomorrow."""
         programs = self._cache.programs
-        captured = captured_by(programs[0], inputs) if programs else []
+        captured = captured_by(programs[0], inputs, objects_of(programs[0], inputs)) if programs else []
         tensors = [*inputs.tensors, *captured]
         return aliasing([tensor for _, tensor in tensors if isinstance(tensor, Tensor)])
 

@@ -396,6 +396,15 @@ def difference(expected: Seen, found: Seen) -> str | None:
     return None
 
 
+def require_as_eager(case: Case) -> None:
+    """Its compiled function runs, and does what eager PyTorch does, when it is compiled and after that."""
+    compiled = fg.jit(case.f)
+    for _ in range(2):
+        expected, found = run(case, lambda f: f), run(case, lambda f: compiled)
+        assert (differs := difference(expected, found)) is None, differs
+        assert found.error is None, found.error
+
+
 def _equal(a: Any, b: Any) -> bool:
     if isinstance(a, Tensor):
         return (
