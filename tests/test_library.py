@@ -140,6 +140,29 @@ def test_rows_of_all_steps_are_made_one_below_the_other(steps, batch, hidden):
     assert any(isinstance(s, Allocate) and s.at for s in steps_done)
 
 
+@pytest.mark.parametrize("steps", [4, 6, 13])
+@pytest.mark.parametrize("cell", [torch.nn.LSTMCell, torch.nn.GRUCell, torch.nn.RNNCell])
+def test_a_sum_of_fewer_steps_reads_what_a_sum_of_all_has_stacked(cell, steps):
+    """The first state is zeros: the gradient of its matrix has a term less, and its part is ready before the stack is
+    that it reads."""
+
+    def f(x):
+        state = torch.zeros(x.shape[1], 64)
+        state = (state, state) if cell is torch.nn.LSTMCell else state
+        for step in x:
+            state = module(step, state)
+        return tree_leaves(state)[0].square().mean()
+
+    torch.manual_seed(0)
+    module, x = cell(32, 64), torch.randn(steps, 16, 32)
+    f(x).backward()
+    expected = [p.grad for p in module.parameters()]
+    module.zero_grad()
+    fg.jit(f, backend="c")(x).backward()
+    for p, gradient in zip(module.parameters(), expected, strict=True):
+        assert_rounded(p.grad, gradient)
+
+
 def test_steps_done_together_do_not_keep_what_all_steps_need():
     """No more is kept than for backward: neither ``x @ w`` of all steps until the last, nor the gradients of all
     until the first."""

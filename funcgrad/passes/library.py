@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from attrs import frozen
 from torch import Tensor, fx
 
 from ..graph_primitives import getitem
@@ -245,15 +246,17 @@ def _together(graph: fx.Graph) -> None:
     ends = [n for n in graph.nodes if n.target is aten.addmm.default]
     sums = [(end, _terms(end)) for end in ends if all(user.op == "output" for user in end.users)]
     order = {n: i for i, n in enumerate(graph.nodes)}
-    stacks: list[tuple[Sequence[fx.Node], fx.Node]] = []
+    stacks: list[_Stack] = []
     for end, terms in sorted(sums, key=lambda found: -len(found[1])):
         if len(terms) >= _OFTEN and len({(value_of(a).shape, value_of(b).shape) for a, b in terms}) == 1:
             total: fx.Node | None = None
-            for part in sorted(_parts(_in_order(terms)), key=lambda part: max(order[n] for pair in part for n in pair)):
-                last = max((n for pair in part for n in pair), key=order.__getitem__)
+            earlier = tuple(stacks)
+            parts = [(_last_of(part, earlier, order), part) for part in _parts(_in_order(terms))]
+            for last, part in sorted(parts, key=lambda found: order[found[0]]):
                 with graph.inserting_before(_after(last, order)):
-                    first, second = (_all_rows(end, side, stacks) for side in zip(*part, strict=True))
-                    product = call(end, aten.t.default, first), second
+                    rows = [_all_rows(end, side, earlier) for side in zip(*part, strict=True)]
+                    stacks += [_Stack(_args(row)[0], row, last) for row in rows if row.target is aten.concat.default]
+                    product = call(end, aten.t.default, rows[0]), rows[1]
                     total = (
                         call(end, aten.addmm.default, total, *product)
                         if total
@@ -261,6 +264,34 @@ def _together(graph: fx.Graph) -> None:
                     )
             assert total is not None
             end.replace_all_uses_with(total)
+
+
+@frozen
+class _Stack:
+    """Matrices one below the other, made for one sum, of which another may read some."""
+
+    matrices: Sequence[fx.Node]
+    whole: fx.Node
+    after: fx.Node
+    """The node of the graph as it was behind which it was made."""
+
+
+def _stacked(matrices: Sequence[fx.Node], stacks: Sequence[_Stack]) -> tuple[_Stack, int] | None:
+    """A stack in which these are one after the other, and where they begin."""
+    n = len(matrices)
+    for stack in stacks:
+        for i in range(len(stack.matrices) - n + 1):
+            if list(stack.matrices[i : i + n]) == list(matrices):
+                return stack, i
+    return None
+
+
+def _last_of(
+    part: Sequence[tuple[fx.Node, fx.Node]], stacks: Sequence[_Stack], order: Mapping[fx.Node, int]
+) -> fx.Node:
+    """The last node that a product of all rows waits for: of the matrices, or of those they are stacked with."""
+    found = [_stacked(side, stacks) for side in zip(*part, strict=True)]
+    return max([n for pair in part for n in pair] + [f[0].after for f in found if f], key=order.__getitem__)
 
 
 def _parts(terms: Sequence[tuple[fx.Node, fx.Node]]) -> Sequence[Sequence[tuple[fx.Node, fx.Node]]]:
@@ -300,7 +331,7 @@ def _in_order(terms: Sequence[tuple[fx.Node, fx.Node]]) -> list[tuple[fx.Node, f
     return [terms[i] for i in sorted(range(len(terms)), key=lambda i: slices[i][1] if all(slices) else i)]  # type: ignore[index]
 
 
-def _all_rows(like: fx.Node, matrices: Sequence[fx.Node], stacks: list[tuple[Sequence[fx.Node], fx.Node]]) -> fx.Node:
+def _all_rows(like: fx.Node, matrices: Sequence[fx.Node], stacks: Sequence[_Stack]) -> fx.Node:
     """Matrices one below the other: a tensor that they are slices of, a part of what another sum has stacked, or a
     stack."""
     slices = [_slice(m) for m in matrices]
@@ -308,14 +339,11 @@ def _all_rows(like: fx.Node, matrices: Sequence[fx.Node], stacks: list[tuple[Seq
         x, begin = slices[0]  # type: ignore[misc]
         if [i for _, i in slices] == list(range(begin, begin + len(slices))):  # type: ignore[misc]
             return _slices(like, x, begin, begin + len(slices))
-    rows = value_of(matrices[0]).shape[0]
-    for stacked, whole in stacks:
-        for start in range(len(stacked) - len(matrices) + 1):
-            if stacked[start : start + len(matrices)] == matrices:
-                return call(like, aten.slice.Tensor, whole, 0, start * rows, (start + len(matrices)) * rows)
-    whole = call(like, aten.concat.default, list(matrices))  # mostly nothing is copied: see layout.py
-    stacks.append((matrices, whole))
-    return whole
+    rows, found = value_of(matrices[0]).shape[0], _stacked(matrices, stacks)
+    if found is not None:
+        stack, i = found
+        return call(like, aten.slice.Tensor, stack.whole, 0, i * rows, (i + len(matrices)) * rows)
+    return call(like, aten.concat.default, list(matrices))  # mostly nothing is copied: see layout.py
 
 
 def _looked_at(node: fx.Node) -> tuple[tuple[Any, ...], fx.Node]:
