@@ -734,6 +734,16 @@ def test_what_cannot_be_watched_is_named(source, words):
         assert torch.equal(fg.jit(world(source)["f"], backend="aten")(X), X * 2)
 
 
+def test_a_partial_that_is_stored_has_keywords_of_its_own():
+    """A copy shares them: what the caller did to one was in the next call's."""
+    space = world("class O: pass\no = O()\ndef g(x, by): return x * by\ndef f(x):\n    o.p = functools.partial(g, by=4)\n    return x * 1")
+    compiled = fg.jit(space["f"])
+    for _ in range(3):
+        compiled(torch.ones(2))
+        assert space["o"].p.keywords == {"by": 4}
+        space["o"].p.keywords["by"] = 9
+
+
 def test_what_cannot_be_watched_is_named_of_each_partial():
     for _ in range(2):
         space = world("S = 2.0\ndef g(k, x): return x * k * globals()['S']\nf = functools.partial(g, 1.0)")

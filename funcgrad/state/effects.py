@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import collections
 import contextvars
-import copy
 import datetime
 import decimal
 import enum
@@ -44,7 +43,7 @@ from .code import Mentions
 from .guards import MISSING, PLAIN, TORCH_PLAIN, Constant, Met, Place, keys_of, same
 from .hooks import can_be_hooked
 from .names import found_on, item_name, joined, steps_of, uses_of
-from .new_values import Names, New, NewObject, attributes_made, is_copied, is_new
+from .new_values import Names, New, NewObject, attributes_made, copied, is_copied, is_new
 from .output import Log, Print, Printed, effects_of
 from .warned import Warn
 from .watch import Watch
@@ -447,7 +446,7 @@ class Written:
                 self._refused.append((path, "a container that holds itself"))
             return made
         if is_copied(value, self._is_kept):
-            made = NewObject(type(value), like=copy.copy(value))
+            made = NewObject(type(value), like=copied(value))
             self._made[id(value)] = value, made
             return made
         if not is_new(value):

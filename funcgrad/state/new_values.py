@@ -63,8 +63,8 @@ class NewObject:
             return names[self]
         name = f"new_{sum(isinstance(other, NewObject) for other in names)}"
         if self.inside is None or self.is_container:
-            copied = f"{constant(copy.copy)}({constant(self.like)})"
-            made = copied if self.inside is None else self.inside.text(names, constants, constant)
+            again = f"{constant(copied)}({constant(self.like)})"
+            made = again if self.inside is None else self.inside.text(names, constants, constant)
             if self.is_shared:
                 names[self] = name
             return f"({name} := {made})" if self.is_shared else made
@@ -124,6 +124,15 @@ def is_made_of_attributes(value: Any) -> bool:
         return False
     has_any = attributes_of(value) is not None or bool(slots_of(type(value)))
     return has_any and not isinstance(value, BaseException)
+
+
+def copied(value: Any) -> Any:
+    """A value of ``is_copied``, made again: ``copy.copy`` of a partial would share its keywords."""
+    if type(value) is not functools.partial:
+        return copy.copy(value)
+    made = functools.partial(value.func, *value.args, **value.keywords)
+    vars(made).update(vars(value))
+    return made
 
 
 def is_copied(value: Any, is_kept: Callable[[Any], bool]) -> bool:
