@@ -22,6 +22,7 @@ from .options import Options
 from .partition.choice import choose_partition
 from .partition.partition import Partition
 from .partition.programs import graphs_to_run
+from .passes.common_subexpressions import common_subexpressions
 from .passes.logged import logged
 from .passes.random_masks import pack_random_masks
 from .passes.scans import with_steps
@@ -125,6 +126,8 @@ def rewritten(joint: Joint, backend: Backend, options: Options) -> Joint:
     what runs."""
     is_limited = options.memory_budget is not None
     graph = joint.graph
+    if not is_limited:  # else what is computed twice may be so for the sake of memory
+        graph = logged("common subexpressions", graph, common_subexpressions)
     for name, rewrite in backend.rewritings.items():
         graph = logged(name, graph, rewrite)
     joint = with_steps(evolve(joint, graph=graph), keep=not is_limited)

@@ -290,7 +290,7 @@ def test_a_value_that_a_foreign_operator_was_given_stays():
 
 
 def test_results_are_tensors_like_any_other():
-    f = fg.jit(lambda x: ((x @ x).view(8, 8, 64) * 2, (x @ x + 1).tanh()), backend="c")
+    f = fg.jit(lambda x: ((x @ x).view(8, 8, 64) * 2, (x.t() @ x + 1).tanh()), backend="c")
     assert len(taken(f.program(X))[0]) == 2
     ws, x = weights(2, 64), torch.randn(64, 64)
     loss = fg.jit(lambda ws, x: (x.view(8, 8, 64) @ ws[0]).tanh().sum() + ws[1].exp().sum(), backend="c")
