@@ -1692,6 +1692,22 @@ class Writing(torch.autograd.Function):
         return g * 2, None
 
 
+class KeepsAndRaises(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: str) -> Tensor:
+        ctx.order = order
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        if g.ndim != 2 and ctx.order == "first":
+            STATE.made = g * 2
+        if g.ndim != (2 if ctx.order == "first" else 1):
+            raise ValueError("no matrix")
+        STATE.made = g * 2
+        return g * 2, None
+
+
 def hook_that_stores(x: Tensor) -> Tensor:
     """What it stores is computed in the function, where a value says so that comes in later."""
     y = x * 2
@@ -1792,6 +1808,14 @@ row(
     where="x",
     fixed=lambda made, x: Writing.apply(made, x),
     fixed_args=lambda: (*leaf(), *numbers()),
+)
+row(
+    "an error in a backward pass that has kept a tensor",
+    memory.RAISES_AFTER_WRITE,
+    lambda x: KeepsAndRaises.apply(x, "first"),
+    leaf,
+    calls=once,
+    fixed=lambda x: KeepsAndRaises.apply(x, "then"),
 )
 row(
     "Python state in a backward pass",

@@ -182,6 +182,11 @@ WRITES_STATE_IN_BACKWARD = Refusal(
     "write in the forward pass, or wrap the function that writes, and does not differentiate: fg.opaque(hook, "
     "like=None), which runs in each backward pass",
 )
+RAISES_AFTER_WRITE = Refusal(
+    MutationError,
+    "a backward pass writes to tensors, or keeps some, before it raises {0} ({1})",
+    "raise before anything is written, or write with fg.opaque(hook, like=None), which runs as it is",
+)
 SWITCHED_NO_GRAD_VIEW = Refusal(
     MutationError,
     "the function calls requires_grad_() on a tensor it was given, a view taken under no_grad of what requires grad",
