@@ -825,6 +825,29 @@ def registers(x: Tensor) -> Tensor:
     return x * 2
 
 
+def registers_in_backward(x: Tensor) -> Tensor:
+    y = x * 2
+    y.register_hook(lambda g: x.register_hook(lambda h: h * 10) and None)
+    return y * 2
+
+
+class RegistersByValue:
+    """Nobody sees what its hook does before it runs: it reads a value that comes in then."""
+
+    def __init__(self) -> None:
+        self.handles: list[Any] = []
+        self.weight = torch.ones(3, requires_grad=True)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = x * self.weight
+        y.register_hook(self.hook)
+        return y * 2
+
+    def hook(self, g: Tensor) -> None:
+        if g.sum() > 0:
+            self.handles.append(self.weight.register_hook(lambda h: h * 10))
+
+
 def hooked_once() -> tuple[Tensor]:
     (x,) = leaf()
     handle = x.register_hook(lambda g: (handle.remove(), g * 7)[1])
@@ -1046,6 +1069,15 @@ row(
     fixed_args=leaf,
 )
 row("a hook on a gradient", memory.ACCUMULATE_HOOK, registers, leaf, fixed=doubled)
+row(
+    "a hook that registers one",
+    memory.HOOK_IN_BACKWARD,
+    registers_in_backward,
+    leaf,
+    calls=once,
+    fixed=lambda x: (x.register_hook(lambda h: h * 10), x * 4)[1],
+)
+row("a hook that registers one by value", memory.HOOK_IN_BACKWARD, RegistersByValue(), leaf, calls=once, fixed=doubled)
 row(
     "a hook that removes itself",
     memory.REMOVES_HOOK,

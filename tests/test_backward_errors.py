@@ -7,7 +7,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
+import logging
 import traceback
+import warnings
 import weakref
 
 import pytest
@@ -232,3 +234,50 @@ def test_a_second_derivative_raises_in_its_pass():
     assert g.tolist() == [3, 3, 3]
     with pytest.raises(OwnError, match="no second derivative"):
         g.sum().backward()
+
+
+LOGGER = logging.getLogger(__name__)
+
+
+def warns(g):
+    warnings.warn("careful", UserWarning, stacklevel=1)
+    return g * 3
+
+
+def warns_on_data(g):
+    if g.sum() > 0:
+        warnings.warn("above zero", UserWarning, stacklevel=1)
+    return g * 3
+
+
+def prints_and_logs(g):
+    print("passed")
+    LOGGER.warning("passed %d times", 3)
+    return g * 3
+
+
+def said_in_passes(f, caplog):
+    """What is said in the call, and in two passes; in the third of four calls, warnings are errors."""
+    found, printed = [], io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        for i in range(4):
+            w, v = torch.ones(3, requires_grad=True), torch.ones(3)
+            with warnings.catch_warnings(record=True) as given:
+                warnings.simplefilter("error" if i == 2 else "always")
+                loss = f(w, v)
+                said = [len(given), printed.tell(), len(caplog.messages)]
+                try:
+                    loss.backward(retain_graph=True)
+                    loss.backward()
+                except UserWarning as error:
+                    said.append(str(error))
+            found += [said, [(str(w.message), w.lineno) for w in given], w.grad, list(caplog.messages)]
+            caplog.clear()
+    return found, printed.getvalue()
+
+
+@pytest.mark.parametrize("body", [warns, warns_on_data, prints_and_logs])
+@pytest.mark.parametrize("make", [custom, hooked, module])
+def test_what_a_pass_says_it_says_each_time_it_runs(make, body, caplog):
+    expected = said_in_passes(make(body), caplog)
+    assert_same(said_in_passes(fg.jit(make(body)), caplog), expected)

@@ -148,6 +148,11 @@ ACCUMULATE_HOOK = Refusal(
     "the function registers a hook on a tensor it was given (register_post_accumulate_grad_hook)",
     "register it outside of the function",
 )
+HOOK_IN_BACKWARD = Refusal(
+    MutationError,
+    "a backward pass registers a hook on a tensor that the function was given (register_hook)",
+    "register it in the forward pass, or outside of the function",
+)
 REMOVES_HOOK = Refusal(
     MutationError,
     "the function, or a hook that its .backward() runs, removes a hook of a tensor it was given (handle.remove())",
