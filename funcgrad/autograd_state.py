@@ -15,6 +15,7 @@ from torch.autograd.graph import get_gradient_edge
 from . import refusals
 from .torch_private.autograd import custom_function_of, set_versions, versions_kept
 from .torch_private.levels import dual_parts
+from .torch_private.tensors import is_transform_wrapper
 
 
 def made_by_python(tensor: torch.Tensor) -> bool:
@@ -254,6 +255,17 @@ def with_dead_end(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor over the same memory that requires grad: gradients flow to a leaf that nobody has."""
     with torch.enable_grad():
         return with_history_of(tensor, tensor.new_zeros(()).requires_grad_().expand_as(tensor))
+
+
+def as_inference(tensor: torch.Tensor) -> torch.Tensor:
+    """An inference tensor of the same values: over the same memory, where one may be laid over that."""
+    with torch.inference_mode():
+        is_plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not is_transform_wrapper(tensor)
+        if not is_plain or tensor.is_neg():
+            return tensor.clone()
+        made = tensor.new_empty(0)
+        own = made.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload]
+        return own.conj() if tensor.is_conj() else own  # type: ignore[no-any-return]
 
 
 def versions_of(tensors: Sequence[Any]) -> dict[torch.Tensor, int]:

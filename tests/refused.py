@@ -825,6 +825,29 @@ def registers(x: Tensor) -> Tensor:
     return x * 2
 
 
+def registers_in_backward(x: Tensor) -> Tensor:
+    y = x * 2
+    y.register_hook(lambda g: x.register_hook(lambda h: h * 10) and None)
+    return y * 2
+
+
+class RegistersByValue:
+    """Nobody sees what its hook does before it runs: it reads a value that comes in then."""
+
+    def __init__(self) -> None:
+        self.handles: list[Any] = []
+        self.weight = torch.ones(3, requires_grad=True)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = x * self.weight
+        y.register_hook(self.hook)
+        return y * 2
+
+    def hook(self, g: Tensor) -> None:
+        if g.sum() > 0:
+            self.handles.append(self.weight.register_hook(lambda h: h * 10))
+
+
 def hooked_once() -> tuple[Tensor]:
     (x,) = leaf()
     handle = x.register_hook(lambda g: (handle.remove(), g * 7)[1])
@@ -1046,6 +1069,15 @@ row(
     fixed_args=leaf,
 )
 row("a hook on a gradient", memory.ACCUMULATE_HOOK, registers, leaf, fixed=doubled)
+row(
+    "a hook that registers one",
+    memory.HOOK_IN_BACKWARD,
+    registers_in_backward,
+    leaf,
+    calls=once,
+    fixed=lambda x: (x.register_hook(lambda h: h * 10), x * 4)[1],
+)
+row("a hook that registers one by value", memory.HOOK_IN_BACKWARD, RegistersByValue(), leaf, calls=once, fixed=doubled)
 row(
     "a hook that removes itself",
     memory.REMOVES_HOOK,
@@ -1692,6 +1724,22 @@ class Writing(torch.autograd.Function):
         return g * 2, None
 
 
+class KeepsAndRaises(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: str) -> Tensor:
+        ctx.order = order
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        if g.ndim != 2 and ctx.order == "first":
+            STATE.made = g * 2
+        if g.ndim != (2 if ctx.order == "first" else 1):
+            raise ValueError("no matrix")
+        STATE.made = g * 2
+        return g * 2, None
+
+
 def hook_that_stores(x: Tensor) -> Tensor:
     """What it stores is computed in the function, where a value says so that comes in later."""
     y = x * 2
@@ -1792,6 +1840,14 @@ row(
     where="x",
     fixed=lambda made, x: Writing.apply(made, x),
     fixed_args=lambda: (*leaf(), *numbers()),
+)
+row(
+    "an error in a backward pass that has kept a tensor",
+    memory.RAISES_AFTER_WRITE,
+    lambda x: KeepsAndRaises.apply(x, "first"),
+    leaf,
+    calls=once,
+    fixed=lambda x: KeepsAndRaises.apply(x, "then"),
 )
 row(
     "Python state in a backward pass",

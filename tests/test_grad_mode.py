@@ -1,9 +1,12 @@
 """Grad mode switched inside a function, on where it is off outside and the other way round: autograd knows results
 as it does in eager."""
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import funcgrad as fg
 
@@ -230,3 +233,104 @@ def test_views_in_inference_mode_inside(f, requires_grad):
     for n in range(2):
         x = torch.arange(8.0).view(2, 4).requires_grad_(requires_grad) + n
         torch.testing.assert_close(compiled(x), inside(x))
+
+
+class Kept(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = None
+
+    def forward(self, x):
+        with torch.inference_mode():
+            self.last = x * 2
+        return x * 3
+
+
+def within(f):
+    """What ``f`` computes in inference mode, and what is computed of that outside."""
+
+    def g(x):
+        with torch.inference_mode():
+            made = f(x)
+        return made, made[1:], made * 3, made.clone(), x * 2, made
+
+    return g
+
+
+INSIDE = {
+    "computed": lambda x: x * 2,
+    "look at what is computed": lambda x: (x * 2)[1:],
+    "look at an input": lambda x: x[1:],
+    "an input": lambda x: x,
+    "conjugated": lambda x: torch.complex(x, x).conj(),
+    "checkpoint": lambda x: checkpoint(torch.sin, x, use_reentrant=False),
+    "reentrant checkpoint": lambda x: checkpoint(torch.sin, x, use_reentrant=True),
+    "written to": lambda x: (x * 2).add_(1),
+    "normal inside": lambda x: torch.inference_mode(False)(lambda: x.detach() * 2)(),
+}
+
+
+def an_inference_tensor():
+    with torch.inference_mode():
+        return torch.arange(3.0)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.no_grad])
+@pytest.mark.parametrize(
+    "make", [lambda: torch.arange(3.0), lambda: torch.arange(3.0, requires_grad=True), an_inference_tensor],
+    ids=["plain", "leaf", "inference"],
+)  # fmt: skip
+@pytest.mark.parametrize("f", INSIDE.values(), ids=INSIDE)
+def test_what_is_made_in_inference_mode_is_an_inference_tensor(f, make, mode):
+    """It was an ordinary one, which autograd saves and anybody may write to."""
+    f = within(f)
+    compiled = fg.jit(f, backend="aten")
+    for _ in range(2):
+        with mode():
+            found, expected = compiled(make()), f(make())
+        assert [t.is_inference() for t in found] == [t.is_inference() for t in expected]
+        assert [t.requires_grad for t in found] == [t.requires_grad for t in expected]
+        assert found[5] is found[0]
+        assert found[1].untyped_storage().data_ptr() == found[0].untyped_storage().data_ptr()
+        torch.testing.assert_close(found, expected)
+        if expected[0].is_inference() and not expected[0].is_complex():
+            with pytest.raises(RuntimeError, match="Inference tensors cannot be saved"):
+                _ = found[0] * torch.ones_like(found[0], requires_grad=True)
+            with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
+                found[0].add_(1)
+
+
+def test_what_is_kept_of_inference_mode_is_an_inference_tensor():
+    module = Kept()
+    compiled = fg.jit(module)
+    for n in range(2):
+        x = torch.arange(3.0).add_(n).requires_grad_()
+        compiled(x).sum().backward()
+        assert module.last.is_inference()
+        assert torch.equal(module.last, x.detach() * 2)
+        assert x.grad.tolist() == [3, 3, 3]
+
+
+def test_what_comes_beside_a_gradient_is_an_inference_tensor():
+    def f(x):
+        with torch.inference_mode():
+            beside = x * 2
+        return (x * x).sum(), beside
+
+    x = torch.arange(3.0)
+    gradient, beside = fg.grad_compiled(f, has_aux=True)(x)
+    assert beside.is_inference()
+    assert not gradient.is_inference()
+    torch.testing.assert_close((gradient, beside), (x * 2, x * 2))
+
+
+def test_inference_mode_in_a_function_that_is_mapped():
+    def f(x):
+        with torch.inference_mode():
+            y = x * 2
+        return y, x * 3
+
+    x = torch.arange(6.0).view(2, 3)
+    torch.testing.assert_close(torch.func.vmap(fg.jit(f))(x), (x * 2, x * 3))
+    torch.testing.assert_close(fg.jit(lambda x: fg.jit(f)(x))(x), (x * 2, x * 3))

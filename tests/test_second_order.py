@@ -377,3 +377,60 @@ def test_the_phase_in_a_backward_pass_of_the_functions_own():
     torch.testing.assert_close(fg.jit(own)(x), own(x))
     whole = torch.func.vmap(torch.func.grad(PHASES["eig"]))
     torch.testing.assert_close(whole(torch.stack([x, x.mT])), fg.jit(whole)(torch.stack([x, x.mT])))
+
+
+class Keeps(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
+        self.last = None
+
+    def forward(self, x):
+        y = (self.w * x).sin()
+        self.last = y
+        return (y * y).sum()
+
+
+def eager_gradient(f):
+    return lambda x: torch.autograd.grad(f(x), x, create_graph=True)[0]
+
+
+@pytest.mark.parametrize("of", ["gradient", "kept", "both"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        fg.grad_compiled,
+        lambda m: torch.func.grad(fg.jit(m)),
+        lambda m: fg.jit(eager_gradient(m)),
+        lambda m: eager_gradient(fg.jit(m)),
+    ],
+    ids=["grad_compiled", "grad of jit", "jit of grad", "create_graph"],
+)
+def test_what_is_kept_under_a_gradient_is_differentiable(make, of):
+    """Under a gradient transform it lost its history, and a sum of both a part of its gradient."""
+    compiled, eager = Keeps(), Keeps()
+    f, g = make(compiled), eager_gradient(eager)
+    for n in (1.0, 2.0):
+        found = []
+        for module, gradient in ((compiled, f), (eager, g)):
+            x = torch.full((3,), n, dtype=torch.float64, requires_grad=True)
+            made = {"gradient": gradient(x).sum(), "kept": module.last.sum()}
+            total = sum(made.values()) if of == "both" else made[of]
+            found.append(torch.autograd.grad(total, (x, module.w)))
+        torch.testing.assert_close(*found)
+
+
+def test_what_is_kept_of_a_gradient_s_own_variable_has_no_history():
+    module = Keeps()
+    module.w.requires_grad_(False)
+    gradient = fg.grad_compiled(module)
+    for _ in range(2):
+        gradient(torch.ones(3, dtype=torch.float64))
+        assert not module.last.requires_grad
+    module.w.requires_grad_()
+    with torch.no_grad():
+        gradient(torch.ones(3, dtype=torch.float64))
+    assert not module.last.requires_grad
+    gradient(torch.ones(3, dtype=torch.float64))
+    (found,) = torch.autograd.grad(module.last.sum(), module.w)
+    torch.testing.assert_close(found, module.w.detach().cos())

@@ -12,6 +12,7 @@ from attrs import define
 from torch import Tensor, fx
 
 from ..autograd_state import ends_above, has_history, is_dead_end, leaves_below, python_node_below
+from ..errors import FuncgradError
 from ..graphs import value_of
 from ..slots import Base, Final, Grad, Out, Slot, Without
 from ..subclasses import inner_tensors, parts
@@ -22,11 +23,21 @@ from .error_translation import named_error
 from .floats import NotSymbolicError
 from .inner import Inner, Ran
 from .passages import Passages, told_of
+from .source_location import is_defect
 from .trace import Trace
 
 
 class BackwardError(Exception):
     """Differentiating failed where calling did not; the cause is what eager PyTorch would raise in ``backward()``."""
+
+
+def fails_in_eager(error: Exception) -> bool:
+    """Whether eager PyTorch may raise, too, what came out of a backward pass that was traced: an error of the caller's
+    Python, or of PyTorch's; or it knows then what a trace asked for. Not what is refused whatever runs, nor a
+    defect."""
+    if isinstance(error, (NotSymbolicError, SizeError)):
+        return False
+    return isinstance(error, RuntimeError) or not (isinstance(error, FuncgradError) or is_defect(error))
 
 
 def traced_with_backward(trace: Trace, inner: Inner, ins: Sequence[Any], ran: Ran) -> dict[Slot, Any]:
@@ -64,7 +75,9 @@ def traced_with_backward(trace: Trace, inner: Inner, ins: Sequence[Any], ran: Ra
         passes = _Passes(trace, passages, seeds, targets, [*ran.memory.items(), *made], outs | before)
         try:
             outs |= passes.run()
-        except RuntimeError as error:
+        except Exception as error:
+            if not fails_in_eager(error):
+                raise
             raise BackwardError from error
         for absent in passages.told.passes([slot for slot, _ in active]):
             outs |= passes.run_without(absent)

@@ -99,6 +99,13 @@ def require_own(trace: Trace, tensor: Tensor) -> None:
         raise refusals.ACCUMULATE_HOOK(where=user_line())
 
 
+def require_forward(trace: Trace) -> None:
+    """A hook of the caller's tensor that a backward pass registers is for what comes to it later: in this pass, where
+    autograd has not been there, and in others."""
+    if trace.current_pass == "backward":
+        raise refusals.HOOK_IN_BACKWARD(where=user_line())
+
+
 def require_not_of_leaf(trace: Trace, handle: RemovableHandle) -> None:
     """A hook of the caller's tensor would be gone for the run that is recorded, and for all others."""
     hooks = handle.hooks_dict_ref()

@@ -20,7 +20,7 @@ from torch import SymFloat, SymInt, Tensor
 from torch.utils.hooks import RemovableHandle
 
 from .. import refusals
-from ..autograd_state import has_history, is_leaf
+from ..autograd_state import has_history, is_leaf, leaves_below
 from ..checkpoint_policies import Policy
 from ..errors import FuncgradError
 from ..options import BackwardAutocast, Randomness
@@ -236,7 +236,10 @@ class Inner:
         if isinstance(slot, Stored):
             if slot not in stored:
                 raise refusals.STORE_IN_TWO_RUNS(slot.name, where=slot.name)
-            return kept_apart(trace.named(stored[slot]), self.splits)  # type: ignore[no-any-return]
+            kept = trace.named(stored[slot])
+            has_none = next(not o.requires_grad for o in self.facts.outputs if o.path == str(slot))
+            is_apart = not self.splits and has_none and isinstance(kept, Tensor) and has_history(kept)
+            return kept.detach() if is_apart else kept  # type: ignore[no-any-return]
         return (
             trace.lineage.given(seen[slot.of])
             if isinstance(slot, NewMemory)
@@ -305,10 +308,13 @@ class Inner:
         return {slot: views.get(id(value), value) for slot, value in seen.items()}
 
 
-def kept_apart(stored: Any, splits: bool) -> Any:
-    """What a function stores under a gradient transform has no history: it would end in the transform's own
-    variables."""
-    return stored.detach() if not splits and isinstance(stored, Tensor) and has_history(stored) else stored
+def kept_apart(stored: Any, variables: Sequence[Tensor], grad: bool) -> Any:
+    """What a function stores under a gradient transform has no history that ends in the transform's own variables
+    alone. ``grad``: whether grad mode is on outside of it; else it has none."""
+    if not isinstance(stored, Tensor) or not has_history(stored):
+        return stored
+    own = {id(v) for v in variables}
+    return stored if grad and any(id(leaf) not in own for leaf in leaves_below([stored])) else stored.detach()
 
 
 def _answers(facts: Facts, seen: Mapping[Any, Any]) -> dict[int, dict[str, Any]]:

@@ -37,6 +37,8 @@ class Lineage:
         self._unknown: set[int] = set()
         self._ruled: set[int] = set()
         self._hooked: set[int] = set()
+        self.variables: list[Tensor] = []
+        """The leaves that a gradient transform has made, for its own backward pass alone."""
         self._written: list[tuple[Tensor, bool]] = []
         self._alive: list[Tensor] = []  # an id stays unique only while its object lives
 

@@ -40,6 +40,7 @@ from .gradients import (
     ask_for_gradient,
     drop_gradient_kept,
     gradient_kept,
+    require_forward,
     require_no_hooks,
     require_own,
     switch,
@@ -306,6 +307,7 @@ class Lifter(TorchFunctionMode):
         """What is registered on a tensor in the place of a hook."""
         named = self._trace.lineage.named(tensor)
         if id(named) in self._trace.stand_ins():
+            require_forward(self._trace)
             self._trace.hooked[id(named)] = user_line()
         self._trace.lineage.hooked(tensor)
         self._trace.listeners.is_hooked(tensor)

@@ -11,6 +11,7 @@ from attrs import evolve, frozen
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from .. import refusals
 from ..autograd_state import gradient_of, has_history, has_hooks, is_leaf, python_node_below
 from ..graph_primitives import Path
 from ..graphs import type_text
@@ -31,7 +32,7 @@ from ..torch_private.levels import transform_active
 from ..torch_private.modes import without_function_modes
 from ..torch_private.tensors import is_wrapper_subclass, storage_id
 from ..trees import Container, flatten, flatten_arguments, names_of
-from .backward import run_passes
+from .backward import fails_in_eager, run_passes
 from .capture_sources import GradientOf
 from .captures import RestartTrace
 from .changes import (
@@ -60,6 +61,7 @@ from .questions import HOOKS, HOOKS_AFTER, answer_of, require_bare
 from .reads import READS_LATER
 from .resolved import resolve
 from .results import require_unhooked, require_visible
+from .source_location import user_line_of
 from .stand_ins import Mirrored, mirror, mirror_alone
 from .tensor_hooks import HooksWrite, as_outside
 from .trace import Trace
@@ -192,6 +194,7 @@ class _DryRun:
         self._given, unseen = self.watch.give(containers), contents_of(containers)
         trace.reals = {id(m.seen): real for m, real in ((self._mirrored[id(t)], t) for _, t in self._reals)}
         trace.inputs = set(trace.reals)
+        raised: BaseException | None = None
         try:
             with self.watch, torch.set_grad_enabled(self._grad), trace.lifter:
                 result = function(*args, **kwargs)
@@ -210,13 +213,18 @@ class _DryRun:
                 trace.named(new)  # it may be met here for the first time
             self.watch.first = None if self._left is None else self._left.effects
             facts = self._facts(leaves, paths, root)
-        except BaseException:
+        except BaseException as error:
             self.watch.forget()
+            raised = error if trace.runs_again and not trace.symbols else None
             raise
         finally:
             self.watch.close()
             written, drawn = trace.written(), self.watch.put_draws_back()
-            written.undo()
+            if isinstance(raised, Exception) and fails_in_eager(raised):
+                self._has_happened(written, raised)
+            else:
+                written.undo()
+            raised = None  # its frames hold this one
             self.watch.take_numbers_back()
         require_none_hidden(leaves_given, paths_given)
         if drawn:
@@ -243,6 +251,19 @@ class _DryRun:
         brought = Brought() if self._splits and (late or writes) else facts.state.brought
         state = evolve(facts.state, guards=guards, late=late, brought=brought)
         return evolve(facts, state=state, also=also, apart=apart)
+
+    def _has_happened(self, written: Written, error: Exception) -> None:
+        """The backward pass of a pullback raises an error of the caller's: what it has done in Python before stays
+        done, as in eager PyTorch."""
+        writes = self.trace.writes
+        if writes.number_of(self.trace.inputs) > writes.n_again or written.stores or not written.is_replayable:
+            written.undo()
+            raise refusals.RAISES_AFTER_WRITE(type(error).__name__, error, where=user_line_of(error)) from error
+        writes.have_happened = True
+
+    def _kept(self, new: Any) -> Any:
+        named = self.trace.named(new)
+        return named if self._splits else kept_apart(named, self.trace.lineage.variables, self._grad)
 
     def _slot_of(self, real: Tensor | None) -> Arg | None:
         """The argument that a tensor is."""
@@ -385,7 +406,9 @@ class _DryRun:
             try:
                 with self.watch.in_backward(), self.trace.backward_pass(), hooks.watched():
                     run_passes(self.trace, roots, seeds)
-            except RuntimeError as error:
+            except Exception as error:
+                if not fails_in_eager(error):
+                    raise
                 self.watch.failed_in_backward = True
                 if self.trace.reads.allowed and isinstance(error, READS_LATER):
                     # of the gradients that come in, which are known when backward is compiled
@@ -420,9 +443,7 @@ class _DryRun:
         stores = self._given_memory(named, slot_of)
         replaced = [lineage.current(self._mirrored[id(t)].seen) for slot, t in named if slot in stores]
         kept = self._left.stores if self._left is not None else {}
-        extra: dict[NewMemory | NewGradient | Stored, Tensor] = {
-            slot: kept_apart(self.trace.named(new), self._splits) for slot, new in kept.items()
-        }
+        extra: dict[NewMemory | NewGradient | Stored, Tensor] = {slot: self._kept(new) for slot, new in kept.items()}
         extra |= {NewGradient(slot): self.trace.named(new) for slot, new in gradients.items() if new is not None}
         made = results_by_slot(leaves, paths, slot_of, self._out_slot)
         of_made = {slot: new for slot, leaf in made.items() if (new := gradient_of(leaf)) is not None}

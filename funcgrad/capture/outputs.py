@@ -60,6 +60,8 @@ class OutputFact:
     """What it gave a tensor it made besides."""
     retains_grad: bool = False
     """Whether it keeps the gradient that comes to it (``retain_grad()``)."""
+    is_inference: bool = False
+    """Whether it was made in inference mode, by a function that is called outside."""
 
     def __str__(self) -> str:
         kind = "" if self.view is None else (f"is {self.view}" if not self.view.steps else f"view {self.view}")
@@ -127,7 +129,7 @@ def look_at_outputs(
             found.append(
                 OutputFact(
                     path, type_now(now), True, requires_grad, own_leaf, view, None, is_parameter, attributes,
-                    made and retains_grad(leaf)
+                    made and retains_grad(leaf), made and not is_parameter and _is_inference(lineage, now)
                 )
             )  # fmt: skip
         else:
@@ -135,6 +137,12 @@ def look_at_outputs(
             found.append(OutputFact(path, type_now(leaf), is_dynamic, False, False, None, leaf))
     _refuse_leaves([(path, v) for path, v in zip(paths, leaves, strict=True) if isinstance(v, Tensor)], slot_of)
     return tuple(found), bases
+
+
+def _is_inference(lineage: Lineage, tensor: Tensor) -> bool:
+    """Whether a tensor, or what it is a view of, was made in inference mode, and the call is outside."""
+    made = (tensor, lineage.path(tensor, lambda _: False, through=True)[0])
+    return not torch.is_inference_mode_enabled() and not tensor.requires_grad and any(t.is_inference() for t in made)
 
 
 def require_views_by_no_size(outputs: Sequence[OutputFact], first: Sequence[OutputFact]) -> None:

@@ -125,10 +125,8 @@ class Trace(Recorder):
         self.questions = Questions(lambda: self.reals, self.listeners)
         self.checks: str | None = None
         self.inside_subclass = False
-        self.watch: Watch | None = None
-        """What is watched of Python state; the recorded run compares with what the dry run met."""
-        self.printed: list[Printed] = []
-        """What the function printed, logged and warned of."""
+        self.watch: Watch | None = None  # of Python state; the recorded run compares with what the dry run met
+        self.printed: list[Printed] = []  # and logged, and warned of
         self.runs_again = False
         """Whether a pullback has run the function again: what that writes to Python state happened when it was
         called."""
@@ -426,7 +424,8 @@ class Trace(Recorder):
             if self.symbols and not isinstance(named, (GraphError, NotSymbolicError)) and not is_defect(error):
                 # the values say whether it is for symbols alone
                 raise NotSymbolicError(f"{type(error).__name__}: {error}") from error
-            if isinstance(named, FuncgradError) and self.graph is None and uninitialized_in(named) is None:
+            refuses = isinstance(named, FuncgradError) and self.graph is None and uninitialized_in(named) is None
+            if refuses or self.writes.have_happened:
                 put_out_again(self.printed)  # it may say why
             if named is None or named is error:
                 raise
@@ -469,6 +468,7 @@ class Trace(Recorder):
                     stack.close()
         self.numbers_put = (*before, *self.numbers_put)
         self.runs_again = self.runs_again or bool(happened)
+        self.writes.n_again = self.writes.number_of(self.inputs)
         if happened or changed:
             with listening(None):
                 self.watch.begins_anew()

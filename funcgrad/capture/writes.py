@@ -3,7 +3,7 @@ must know."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,6 +41,10 @@ class Writes:
         self.custom_functions = 0
         self.passages: Passages | None = None
         """The nodes of autograd of the program's own backward pass."""
+        self.n_again = 0
+        """How many of them are of a forward pass that a pullback runs again."""
+        self.have_happened = False
+        """Whether what was written to Python state, and printed, stays so though the run failed."""
         self._placed: list[tuple[Tensor, Geometry]] = []
         self._linked: list[dict[int, tuple[Tensor, int]]] = []
         self._scattering = False
@@ -188,6 +192,10 @@ class Writes:
         callbacks, self.after_forward = self.after_forward, []
         for callback in callbacks:
             callback()
+
+    def number_of(self, tensors: Container[int]) -> int:
+        """How often these (ids) have been written to."""
+        return len(self._lineage.written(lambda t: id(t) in tensors))
 
     def in_backward(self, slot: Slot) -> bool:
         """Whether a watched input was written to after the forward pass ended."""

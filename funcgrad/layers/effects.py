@@ -150,6 +150,16 @@ class MakeParameter:
         return f"{self.target} = Parameter({self.target}, {self.requires_grad})"
 
 
+@frozen
+class MakeInference:
+    """An output becomes an inference tensor, as the function made it in inference mode."""
+
+    target: Slot
+
+    def __str__(self) -> str:
+        return f"{self.target} = as_inference({self.target})"
+
+
 @frozen(eq=False)
 class SetAttribute:
     """An output gets an attribute that torch does not know."""
@@ -162,7 +172,7 @@ class SetAttribute:
         return f"{self.target}.{self.name} = {self.value!r}"
 
 
-LAST = (RequireGrad, DeadEnd, MakeParameter, SetAttribute, RetainGrad, SetResultGradient)
+LAST = (RequireGrad, DeadEnd, MakeParameter, MakeInference, SetAttribute, RetainGrad, SetResultGradient)
 """What is done to outputs when all else is done, in this order for each."""
 
 Effect = (
@@ -174,6 +184,7 @@ Effect = (
     | RequireGrad
     | DeadEnd
     | MakeParameter
+    | MakeInference
     | SetAttribute
     | RetainGrad
     | SetResultGradient

@@ -6,7 +6,16 @@ from __future__ import annotations
 from ..capture.facts import Facts
 from ..capture.views import View
 from ..slots import NewGradient, Signature, Slot
-from .effects import DeadEnd, Effect, MakeParameter, RequireGrad, RetainGrad, SetAttribute, SetResultGradient
+from .effects import (
+    DeadEnd,
+    Effect,
+    MakeInference,
+    MakeParameter,
+    RequireGrad,
+    RetainGrad,
+    SetAttribute,
+    SetResultGradient,
+)
 from .layer import Layer, replaced
 
 
@@ -17,6 +26,7 @@ def alias_outputs(signature: Signature, facts: Facts) -> Layer | None:
     # the others are another one
     made = {slot: output for slot, output in slots.items() if slot not in views or views[slot].steps}
     parameters = tuple(MakeParameter(slot, output.is_leaf) for slot, output in made.items() if output.is_parameter)
+    inference = tuple(MakeInference(slot) for slot, output in made.items() if output.is_inference)
     leaves = tuple(RequireGrad(slot) for slot, output in made.items() if output.is_leaf and not output.is_parameter)
     attributes = tuple(
         SetAttribute(slot, name, value) for slot, output in made.items() for name, value in output.attributes
@@ -25,10 +35,10 @@ def alias_outputs(signature: Signature, facts: Facts) -> Layer | None:
     ends = () if facts.differentiable else ends
     retained = tuple(RetainGrad(slot) for slot, output in made.items() if output.retains_grad)
     gradients = tuple(SetResultGradient(slot, NewGradient(slot)) for slot in facts.result_gradients)
-    if not views and not leaves and not ends and not parameters and not attributes and not retained and not gradients:
-        return None
     outs = (*(s for s in signature.outs if s not in views or views[s].computed), *facts.bases)
-    effects: tuple[Effect, ...] = (*leaves, *ends, *parameters, *attributes, *retained, *gradients)
+    effects: tuple[Effect, ...] = (*leaves, *ends, *parameters, *inference, *attributes, *retained, *gradients)
+    if not views and not effects:
+        return None
     return Layer(
         "outputs", str(alias_outputs.__doc__), signature, replaced(signature, outs=outs), recover=views, effects=effects
     )

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..autograd_state import (
+    as_inference,
     bump_version,
     go_on,
     renew_history,
@@ -33,6 +34,7 @@ from .effects import (
     Drawn,
     Effect,
     GoOn,
+    MakeInference,
     MakeParameter,
     Recipe,
     RequireGrad,
@@ -304,6 +306,9 @@ class _Printer:
         elif isinstance(effect, MakeParameter):
             self._constants["Parameter"] = torch.nn.Parameter
             self.lines.append(f"{target} = Parameter({target}, {effect.requires_grad})")
+        elif isinstance(effect, MakeInference):
+            self._constants["as_inference"] = as_inference
+            self.lines.append(f"{target} = as_inference({target})")
         elif isinstance(effect, SetAttribute):
             self.lines.append(f"{target}.{effect.name} = {self._argument(effect.value)}")
         else:

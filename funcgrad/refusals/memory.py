@@ -148,6 +148,11 @@ ACCUMULATE_HOOK = Refusal(
     "the function registers a hook on a tensor it was given (register_post_accumulate_grad_hook)",
     "register it outside of the function",
 )
+HOOK_IN_BACKWARD = Refusal(
+    MutationError,
+    "a backward pass registers a hook on a tensor that the function was given (register_hook)",
+    "register it in the forward pass, or outside of the function",
+)
 REMOVES_HOOK = Refusal(
     MutationError,
     "the function, or a hook that its .backward() runs, removes a hook of a tensor it was given (handle.remove())",
@@ -181,6 +186,11 @@ WRITES_STATE_IN_BACKWARD = Refusal(
     "the function writes to Python state in its backward pass: {0}",
     "write in the forward pass, or wrap the function that writes, and does not differentiate: fg.opaque(hook, "
     "like=None), which runs in each backward pass",
+)
+RAISES_AFTER_WRITE = Refusal(
+    MutationError,
+    "a backward pass writes to tensors, or keeps some, before it raises {0} ({1})",
+    "raise before anything is written, or write with fg.opaque(hook, like=None), which runs as it is",
 )
 SWITCHED_NO_GRAD_VIEW = Refusal(
     MutationError,

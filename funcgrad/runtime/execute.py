@@ -24,6 +24,7 @@ from ..autograd_state import bump_version, has_hooks, is_leaf, version_of
 from ..backends.backend import Runnable
 from ..capture.autocast import autocast_as
 from ..capture.views import Step, take
+from ..errors import FuncgradError
 from ..generators import Drawn, OwnDraws, mark_of, own_draws, state_of
 from ..slots import Final, Grad, Late, Slot
 from ..state.late import Left
@@ -329,8 +330,9 @@ def _gradients(ctx: Any, incoming: Sequence[Tensor | None], asked: Callable[[], 
     if not any(here):
         return result
     as_traced = reads_as_traced(ctx)
-    if program.refused is not None and all(here) and as_traced:
-        raise program.refused
+    refused = program.refused if all(here) and as_traced else None
+    if isinstance(refused, FuncgradError):
+        raise refused
     # raises, as in eager PyTorch, if a value was changed in place or freed
     saved = _saved(ctx, here) if at.together else ctx.saved_tensors
     require_saved_versions(ctx)
@@ -347,12 +349,17 @@ def _gradients(ctx: Any, incoming: Sequence[Tensor | None], asked: Callable[[], 
         places = at.requires_grad
         values = [v.empty() if isinstance(v, (Outline, _Hollow)) else v for v in ctx.inputs]
         given = [None if one is None else one() for one in ctx.given]
-        if program.draws:
-            with own_draws(ctx.generators, ctx.generators_then) as own:
+        try:
+            if program.draws:
+                with own_draws(ctx.generators, ctx.generators_then) as own:
+                    gradients = program.pullback(given, values, cotangents)
+                _require_same_draws(own)
+            else:
                 gradients = program.pullback(given, values, cotangents)
-            _require_same_draws(own)
-        else:
-            gradients = program.pullback(given, values, cotangents)
+        except FuncgradError:
+            if refused is not None:  # what the trace met comes before what is refused of running it again
+                raise refused from None
+            raise
     else:
         half = program.half(here, asked() if program.has_effects else None)
         pairs = zip(program.cotangents.values(), cotangents, strict=True)

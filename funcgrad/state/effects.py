@@ -227,6 +227,10 @@ class Written:
             back()
         self._back.clear()
 
+    @property
+    def is_replayable(self) -> bool:
+        return not self._refused
+
     def require_replayable(self) -> None:
         """Raise ``MutationError`` for the first thing that cannot be replayed."""
         if self._refused:

@@ -391,7 +391,12 @@ def _backward_pass(traced: bool) -> Iterator[Callable[[Tensor], Tensor]]:
 def _variable(leaf: Any, path: str) -> Tensor:
     """A fresh tensor to differentiate with respect to: gradients do not reach it by any other way."""
     require_differentiable(leaf, path)
-    return forbid_writes(leaf.view_as(leaf)) if leaf.requires_grad else leaf.detach().requires_grad_()
+    if leaf.requires_grad:
+        return forbid_writes(leaf.view_as(leaf))
+    variable: Tensor = leaf.detach().requires_grad_()
+    if (trace := active_trace()) is not None:
+        trace.lineage.variables.append(variable)
+    return variable
 
 
 def _detach_unless(result: Any, given: Mapping[int, Any], differentiable: bool) -> Any:
