@@ -113,6 +113,10 @@ class ImpureFunctionError(FuncgradError, RuntimeError):
 class MutationError(FuncgradError, RuntimeError):
     """The function mutates a tensor it was given, which this version does not carry out."""
 
+    initialises: bool = False
+    """Whether it is refused of a first call alone, which makes a leaf where there was none: that is one of eager
+    PyTorch."""
+
 
 class AliasContractError(FuncgradError, RuntimeError):
     """Inputs share memory in a way in which a write to it cannot be carried out, or differentiated, as eager PyTorch
@@ -141,6 +145,11 @@ class UnsupportedTensorError(FuncgradError, RuntimeError):
 def uninitialized_in(error: BaseException | None) -> object:
     """The ``uninitialized`` tensor that an error is about; None for all others."""
     return error.uninitialized if isinstance(error, UnsupportedTensorError) else None
+
+
+def initialises(error: BaseException | None) -> bool:
+    """Whether an error is refused of the call alone that makes what is lacking."""
+    return uninitialized_in(error) is not None or (isinstance(error, MutationError) and error.initialises)
 
 
 class UnsupportedOperatorError(FuncgradError, RuntimeError):

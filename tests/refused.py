@@ -1171,6 +1171,7 @@ row(
 # ── Python state that is written ─────────────────────────────────────────────────────────────────────────────────
 
 STATE = types.SimpleNamespace(made=None)
+MADE = [0.0]
 
 
 def stores(what: Callable[[Tensor], Any]) -> Callable[[Tensor], Tensor]:
@@ -1186,8 +1187,8 @@ def part() -> list[Any]:
 
 
 def uses_what_it_stores(x: Tensor) -> Tensor:
-    STATE.made = nn.Parameter(torch.ones(3))
-    return x * STATE.made
+    MADE[0] = nn.Parameter(torch.ones(3))
+    return x * MADE[0]
 
 
 def has_a_gradient(x: Tensor) -> nn.Parameter:
@@ -1206,12 +1207,12 @@ row(
     says="stores a new function",
 )
 row(
-    "a parameter it makes is stored, and used",
+    "a parameter it makes in each call is stored, and used",
     memory.STORES_OWN_LEAF,
     uses_what_it_stores,
     numbers,
     fixed_around=torch.no_grad,
-    where="stored(STATE.made)",
+    where="stored(MADE[0])",
 )
 row(
     "a gradient of a parameter it makes and stores",

@@ -6,6 +6,7 @@ copies of the world go through the same: in one ``f`` is compiled. After each ca
 """
 
 import collections
+import contextlib
 import datetime
 import functools
 import importlib
@@ -521,15 +522,10 @@ f = Lazy()
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
-def test_a_parameter_that_is_made_and_used_is_refused_and_made_without_grad(transform):
+def test_a_parameter_is_made_without_grad_and_used(transform):
     ours, theirs = world(LAZY), world(LAZY)
     c, f = TRANSFORMS[transform][0](ours["f"]), TRANSFORMS[transform][1](theirs["f"])
-    with pytest.raises(
-        fg.MutationError, match=r"the function stores a parameter that it makes, or another leaf \(stored\(.*w\)\)"
-    ):
-        c(X)
-    assert ours["f"].w is None
-    with torch.no_grad():  # as the error says
+    with torch.no_grad():
         jitted = fg.jit(ours["f"], backend="aten")
         assert outcome(jitted, X) == outcome(theirs["f"], X)
     for _ in range(2):
@@ -538,6 +534,90 @@ def test_a_parameter_that_is_made_and_used_is_refused_and_made_without_grad(tran
         if transform == "jit":
             found.sum().backward(), expected.sum().backward()
             torch.testing.assert_close(ours["f"].w.grad, theirs["f"].w.grad)
+
+
+MADE_FIRST = {
+    "an attribute that is None": "if self.w is None: self.w = nn.Parameter(torch.ones(3) * 2)",
+    "an attribute that is not there": (
+        "if not hasattr(self, 'late'): self.late = torch.full((3,), 2.0, requires_grad=True)\n        w = self.late"
+    ),
+    "a parameter that is registered": (
+        "if 'late' not in self._parameters: self.register_parameter('late', nn.Parameter(torch.ones(3)))\n"
+        "        w = self.late"
+    ),
+    "an item of a dict": "w = self.made.setdefault(len(x), torch.full((3,), 2.0, requires_grad=True))",
+    "one for each size": (
+        "w = self.made.get(x.shape[0])\n"
+        "        if w is None: w = self.made[x.shape[0]] = torch.ones(3).requires_grad_()"
+    ),
+}
+
+
+def made_first(how: str) -> str:
+    return f"""
+class Lazy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w, self.last, self.made = None, None, {{}}
+    def forward(self, x):
+        w = None
+        {how}
+        y = (x * (self.w if w is None else w)).sin()
+        self.last = y
+        return y * 2
+f = Lazy()
+"""
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("how", MADE_FIRST)
+def test_the_call_that_makes_a_parameter_gives_it_its_gradient(transform, how):
+    ours, theirs = world(made_first(MADE_FIRST[how])), world(made_first(MADE_FIRST[how]))
+    c, f = TRANSFORMS[transform][0](ours["f"]), TRANSFORMS[transform][1](theirs["f"])
+
+    def made(m):
+        return [*m.parameters(), *m.made.values(), *([m.late] if hasattr(m, "late") else [])]
+
+    for _ in range(3):
+        found, expected = c(X), f(X)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(ours["f"].last, theirs["f"].last)
+        if transform == "jit":
+            (found.sum() + ours["f"].last.sum()).backward(), (expected.sum() + theirs["f"].last.sum()).backward()
+            assert made(theirs["f"])
+            for own, other in zip(made(ours["f"]), made(theirs["f"]), strict=True):
+                torch.testing.assert_close(own.grad, other.grad)
+    with fg.no_retrace():
+        c(X)  # the call after the first one is compiled
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "self.w = nn.Parameter(torch.ones(3))",
+        "self.made.setdefault('all', []).append(w := torch.ones(3, requires_grad=True))",
+    ],
+)
+def test_a_parameter_that_each_call_makes_is_refused(how):
+    space = world(made_first(how))
+    c = fg.jit(space["f"])
+    with contextlib.suppress(fg.MutationError):
+        c(X)  # the first one finds none
+    before = all_of(space)
+    with pytest.raises(fg.MutationError, match="the function stores a parameter that it makes, or another leaf"):
+        c(X)
+    assert all_of(space) == before
+
+
+def test_a_function_that_makes_parameters_again_and_again_says_so():
+    space = world(made_first(MADE_FIRST["an item of a dict"]))
+    c = fg.jit(space["f"])
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        for _ in range(20):
+            space["f"].made.clear()
+            c(X)
+    assert [str(w.message)[:24] for w in given if "ran in eager" in str(w.message)] == ["Lazy has made a paramete"]
 
 
 @pytest.mark.parametrize(

@@ -444,6 +444,7 @@ class _DryRun:
         replaced = [lineage.current(self._mirrored[id(t)].seen) for slot, t in named if slot in stores]
         kept = self._left.stores if self._left is not None else {}
         extra: dict[NewMemory | NewGradient | Stored, Tensor] = {slot: self._kept(new) for slot, new in kept.items()}
+        firsts = set() if self._left is None else set(map(str, self._left.firsts))
         extra |= {NewGradient(slot): self.trace.named(new) for slot, new in gradients.items() if new is not None}
         made = results_by_slot(leaves, paths, slot_of, self._out_slot)
         of_made = {slot: new for slot, leaf in made.items() if (new := gradient_of(leaf)) is not None}
@@ -462,7 +463,7 @@ class _DryRun:
         extra |= {NewMemory(slot): new for slot, new in stores.items()}
         leaves, paths = [*leaves, *extra.values()], [*paths, *map(str, extra)]
         names = naming(self._out_slot, extra)
-        outputs, bases = look_at_outputs(leaves, paths, slot_of, lineage, names, is_base, self.trace.varying)
+        outputs, bases = look_at_outputs(leaves, paths, slot_of, lineage, names, is_base, self.trace.varying, firsts)
         kinds = tuple(
             (s, type_text(v), isinstance(v, Tensor) and v.requires_grad and self._grad) for s, v in self._inputs.dynamic
         )

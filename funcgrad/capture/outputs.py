@@ -78,13 +78,14 @@ def look_at_outputs(
     out_slot: Callable[[str], Slot],
     is_base: Callable[[Slot, Tensor], bool] | None,
     varying: Collection[str] = (),
+    firsts: Collection[str] = (),
 ) -> tuple[tuple[OutputFact, ...], dict[Base, Tensor]]:
     """The facts of each output, and the intermediates that several of them are views of.
 
     ``slot_of`` names the stand-ins by identity, ``out_slot`` an output by its path. ``is_base`` decides whether an
     intermediate that several outputs are views of is a base: only where autograd must know that they share it. With
     None, outputs are not compared with each other (those of a gradient depend on how it is traced). ``varying``: the
-    paths of numbers that are no constants.
+    paths of numbers that are no constants; ``firsts``: those of what is stored where nothing was.
     """
     first: dict[int, str] = {}
     for path, leaf in zip(paths, leaves, strict=True):
@@ -135,7 +136,7 @@ def look_at_outputs(
         else:
             is_dynamic = path in varying or isinstance(leaf, (SymInt, SymFloat, SymBool))
             found.append(OutputFact(path, type_now(leaf), is_dynamic, False, False, None, leaf))
-    _refuse_leaves([(path, v) for path, v in zip(paths, leaves, strict=True) if isinstance(v, Tensor)], slot_of)
+    _refuse_leaves([(path, v) for path, v in zip(paths, leaves, strict=True) if isinstance(v, Tensor)], slot_of, firsts)
     return tuple(found), bases
 
 
@@ -254,18 +255,22 @@ def _require_plain(attributes: Sequence[tuple[str, Any]], path: str) -> None:
             raise refusals.ATTRIBUTE_OF_RESULT(path, name, where=f"result{path}.{name}")
 
 
-def _refuse_leaves(named: Sequence[tuple[str, Tensor]], slot_of: Mapping[int, object]) -> None:
+def _refuse_leaves(named: Sequence[tuple[str, Tensor]], slot_of: Mapping[int, object], firsts: Collection[str]) -> None:
     """A leaf that the function makes and returns, or stores, would not get the gradient of a result that depends on
     it."""
     tensors = [t for _, t in named]
     own = {id(t) for t in tensors if is_leaf(t) and id(t) not in slot_of and t.requires_grad}
     depends = own and {id(leaf) for leaf in leaves_below([t for t in tensors if has_history(t)])} & own
     returned = {id(t) for path, t in named if not path.startswith("stored(")}
+    stored = [path for path, t in named if path.startswith("stored(") and depends and id(t) in depends]
+    if stored:
+        lasting = [path for path in stored if path not in firsts]  # it makes another one in each call
+        refused = refusals.STORES_OWN_LEAF(*(lasting or stored)[:1], where=(lasting or stored)[0])
+        refused.initialises = not lasting
+        raise refused
     for path, tensor in named:
         if not path.startswith("stored(") or id(tensor) in slot_of:
             continue
-        if id(tensor) in depends:
-            raise refusals.STORES_OWN_LEAF(path, where=path)
         if id(tensor) not in returned and gradient_of(tensor) is not None:
             raise refusals.STORES_WITH_GRADIENT(path, where=path)
     if depends:

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from .. import refusals
 from ..autograd_state import renew_history
-from ..errors import FuncgradError, GraphError, uninitialized_in
+from ..errors import FuncgradError, GraphError, initialises
 from ..graph_primitives import Path, has_sizes
 from ..graphs import type_text
 from ..levels import below_levels
@@ -424,7 +424,7 @@ class Trace(Recorder):
             if self.symbols and not isinstance(named, (GraphError, NotSymbolicError)) and not is_defect(error):
                 # the values say whether it is for symbols alone
                 raise NotSymbolicError(f"{type(error).__name__}: {error}") from error
-            refuses = isinstance(named, FuncgradError) and self.graph is None and uninitialized_in(named) is None
+            refuses = isinstance(named, FuncgradError) and self.graph is None and not initialises(named)
             if refuses or self.writes.have_happened:
                 put_out_again(self.printed)  # it may say why
             if named is None or named is error:

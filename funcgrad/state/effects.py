@@ -184,6 +184,8 @@ class Written:
         self._watch, self._said, self._known, self._varying = watch, said, known, varying
         self.effects: list[Effect] = []
         self.stores: dict[Stored, Any] = {}
+        self.firsts = set[Stored]()
+        """The stores of what is itself stored in a place that held nothing, or None."""
         self.plain: dict[Stored, Any] = {}
         """What would be stores if it depended on an input."""
         self._made: dict[int, tuple[Any, NewObject]] = {}
@@ -373,6 +375,9 @@ class Written:
             self._watch.stored.append((place, before))
         new = self._new(now, place.name)
         if new is not None:
+            self.firsts.update(
+                slot for slot in new.leaves if (before is None or before is MISSING) and slot in self.stores
+            )
             self.effects.append(Store(place, new))
 
     def _class(self, kind: type, had: Mapping[str, Any]) -> None:

@@ -26,7 +26,7 @@ from ..capture.capture_sources import Origin
 from ..capture.floats import NotSymbolicError
 from ..capture.inputs import Inputs
 from ..capture.source_location import is_of_function, user_line_of
-from ..errors import ReadsWarning, RetraceError, uninitialized_in
+from ..errors import FuncgradError, ReadsWarning, RecompileWarning, RetraceError, initialises, uninitialized_in
 from ..executable import Executable, build_all, partition_joint
 from ..generators import outside_own_draws
 from ..graph_primitives import Path, PathMiss, has_symbols, known_now
@@ -80,6 +80,11 @@ _LOST_PATH = (
     '({}). This call ran in eager PyTorch; compile with numerics="eager", or in double precision.'
 )
 
+_FIRST_AGAIN = (
+    "{} has made a parameter, or another leaf, where there was none, in {} calls, each of which ran in eager PyTorch, "
+    "the last one for {}. Make it where the object is made."
+)
+
 _no_retrace: ContextVar[bool] = ContextVar("funcgrad_no_retrace", default=False)
 
 
@@ -114,6 +119,7 @@ class Programs(abc.ABC):
         self._why_static = ""
         self._is_warned_of_paths = False
         self._lost_paths = 0
+        self._firsts = 0
         self._not_symbolic: set[tuple[Symbol, Any]] = set()
         self._no_sizes: set[Any] = set()
         """By what shares memory, where the function does not trace with numbers as sizes."""
@@ -218,7 +224,8 @@ class Programs(abc.ABC):
         self, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path
     ) -> Program | Exception | None:
         """A program for a call in which Python reads ``path`` first; or why eager PyTorch is to make this call: what
-        the function itself raised while it was traced, a lazy module; None where there are too many paths."""
+        the function itself raised while it was traced, a first call that makes what lacks; None where there are too
+        many paths."""
         with outside_levels():
             inputs = take_apart(self._definition, self._options, args, kwargs)
             if path and self._has_too_many_paths(inputs):
@@ -226,22 +233,24 @@ class Programs(abc.ABC):
             try:
                 return self._compile_and_keep(inputs, path)
             except Exception as error:
-                if self._definition.replays and not self._at_level and is_of_function(error):
-                    return error
-                if uninitialized_in(error) is not None:
+                replays = self._definition.replays and not self._at_level
+                if uninitialized_in(error) is not None or (replays and (is_of_function(error) or initialises(error))):
                     return error
                 raise
 
     def _rerun_eagerly(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path) -> Any:
         """The function raised while it was traced: run it in eager PyTorch, which raises the caller's own error and
         leaves what was written, and drawn, before. If it raises none, return the result on a path that kernels
-        found, which round otherwise, and of the first call of a lazy module, which has made its parameters; else
+        found, which round otherwise, and of a first call that has made parameters; else
         raise ``TraceError``."""
         result = self._definition(*args, **kwargs)
         if (made := uninitialized_in(error)) is not None:
             if isinstance(made, Tensor) and is_lazy(made):
                 raise error
             log(1, f"{self.__name__} has run in eager PyTorch: it has initialised a lazy module")
+            return result
+        if initialises(error):
+            self._note_first(error)
             return result
         if path:
             self._lost_paths += 1
@@ -250,6 +259,16 @@ class Programs(abc.ABC):
             )
             return result
         raise refusals.RAISES_IN_TRACE(type(error).__name__, error, where=user_line_of(error)) from error
+
+    def _note_first(self, error: Exception) -> None:
+        """A call has made a parameter, or another leaf, where there was none, and has run in eager PyTorch. One that
+        does so again and again says so."""
+        where = error.where if isinstance(error, FuncgradError) else None
+        self._firsts += 1
+        log(1, f"{self.__name__} has run in eager PyTorch: it has made {where}, where there was none")
+        if self._firsts == _PATHS:
+            message = _FIRST_AGAIN.format(self.__name__, _PATHS, where)
+            warnings.warn(message, RecompileWarning, stacklevel=2)
 
     def _has_too_many_paths(self, inputs: Inputs) -> bool:
         """Whether programs are there for as many paths as may be; says so once."""
