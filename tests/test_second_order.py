@@ -434,3 +434,51 @@ def test_what_is_kept_of_a_gradient_s_own_variable_has_no_history():
     gradient(torch.ones(3, dtype=torch.float64))
     (found,) = torch.autograd.grad(module.last.sum(), module.w)
     torch.testing.assert_close(found, module.w.detach().cos())
+
+
+# ── what is stored under a gradient keeps its history ────────────────────────────────────────────────────────────────
+
+
+class _Keeps(torch.nn.Module):
+    def __init__(self, requires_grad):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.tensor([0.5, -1.0, 2.0]), requires_grad)
+        self.last = self.own = None
+        self.seen = []
+
+    def forward(self, x):
+        y = (x * self.w).sin()
+        self.last, self.own = y, (x * x).cos()
+        self.seen = [y * 2, {"z": y[0]}]
+        return (y * y).sum() + self.own.sum()
+
+
+STORED_UNDER = {
+    "grad": fg.grad_compiled,
+    "grad_and_value": fg.grad_and_value_compiled,
+    "a gradient of a gradient": lambda f: fg.grad_compiled(lambda x: (fg.grad_compiled(f)(x) ** 2).sum()),
+}
+
+
+@pytest.mark.parametrize("how", STORED_UNDER)
+@pytest.mark.parametrize("tracked", [(True, True), (True, False), (False, True), (False, False)])
+@pytest.mark.parametrize("computed", [False, True])
+@pytest.mark.parametrize("grad", [True, False])
+def test_what_a_gradient_stores_has_the_history_that_the_function_alone_gives_it(how, tracked, computed, grad):
+    of_x, of_w = tracked
+    found = []
+    for transform in (STORED_UNDER[how], lambda f: f):
+        m, runs = _Keeps(of_w), []
+        call = transform(m)
+        leaf = torch.arange(3.0).requires_grad_(of_x)
+        sources = [t for t in (leaf, m.w) if t.requires_grad]
+        for _ in range(2):
+            x = leaf * 1.5 if computed else leaf
+            with torch.set_grad_enabled(grad):
+                call(x)
+            for v in (m.last, m.own, m.seen[0], m.seen[1]["z"]):
+                runs.append((v.detach(), v.requires_grad, v.is_leaf))
+                if v.requires_grad:
+                    runs.append(torch.autograd.grad(v.sum(), sources, retain_graph=True, allow_unused=True))
+        found.append(runs)
+    torch.testing.assert_close(*found)

@@ -591,6 +591,19 @@ def test_the_call_that_makes_a_parameter_gives_it_its_gradient(transform, how):
         c(X)  # the call after the first one is compiled
 
 
+def test_what_is_stored_where_nothing_was_may_be_any_container():
+    ours, theirs = {"k": 1.5}, {"k": 1.5}
+
+    def f(x, table):
+        table["self"] = table
+        table["w"] = [x * table["k"]]
+        return x * 2
+
+    torch.testing.assert_close(fg.jit(lambda x: f(x, ours))(X), f(X, theirs))
+    assert ours["self"] is ours
+    torch.testing.assert_close(ours["w"], theirs["w"])
+
+
 @pytest.mark.parametrize(
     "how",
     [

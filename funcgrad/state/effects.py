@@ -375,9 +375,8 @@ class Written:
             self._watch.stored.append((place, before))
         new = self._new(now, place.name)
         if new is not None:
-            self.firsts.update(
-                slot for slot in new.leaves if (before is None or before is MISSING) and slot in self.stores
-            )
+            if before is None or before is MISSING:
+                self.firsts.update(leaf for leaf in new.leaves if isinstance(leaf, Stored))
             self.effects.append(Store(place, new))
 
     def _class(self, kind: type, had: Mapping[str, Any]) -> None:
