@@ -236,10 +236,7 @@ class Inner:
         if isinstance(slot, Stored):
             if slot not in stored:
                 raise refusals.STORE_IN_TWO_RUNS(slot.name, where=slot.name)
-            kept = trace.named(stored[slot])
-            has_none = next(not o.requires_grad for o in self.facts.outputs if o.path == str(slot))
-            is_apart = not self.splits and has_none and isinstance(kept, Tensor) and has_history(kept)
-            return kept.detach() if is_apart else kept  # type: ignore[no-any-return]
+            return kept_apart(trace.named(stored[slot]), self.splits, trace.lineage)  # type: ignore[no-any-return]
         return (
             trace.lineage.given(seen[slot.of])
             if isinstance(slot, NewMemory)
@@ -308,13 +305,13 @@ class Inner:
         return {slot: views.get(id(value), value) for slot, value in seen.items()}
 
 
-def kept_apart(stored: Any, variables: Sequence[Tensor], grad: bool) -> Any:
+def kept_apart(stored: Any, splits: bool, lineage: Lineage) -> Any:
     """What a function stores under a gradient transform has no history that ends in the transform's own variables
-    alone. ``grad``: whether grad mode is on outside of it; else it has none."""
-    if not isinstance(stored, Tensor) or not has_history(stored):
+    alone; what also depends on a tensor from outside that requires grad keeps its history, like a result."""
+    if splits or not isinstance(stored, Tensor) or not has_history(stored):
         return stored
-    own = {id(v) for v in variables}
-    return stored if grad and any(id(leaf) not in own for leaf in leaves_below([stored])) else stored.detach()
+    is_outside = any(id(leaf) not in lineage.variables for leaf in leaves_below([stored]))
+    return stored if is_outside and not lineage.frees_graph else stored.detach()
 
 
 def _answers(facts: Facts, seen: Mapping[Any, Any]) -> dict[int, dict[str, Any]]:

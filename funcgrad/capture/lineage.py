@@ -37,9 +37,11 @@ class Lineage:
         self._unknown: set[int] = set()
         self._ruled: set[int] = set()
         self._hooked: set[int] = set()
-        self.variables: list[Tensor] = []
-        """The leaves that a gradient transform has made, for its own backward pass alone."""
         self._written: list[tuple[Tensor, bool]] = []
+        self.variables: dict[int, Tensor] = {}
+        """By identity, leaves that stand for what is differentiated, inside of a gradient alone."""
+        self.frees_graph = False
+        """Whether the gradient that is traced is not to be differentiable, so that it frees the graph of its run."""
         self._alive: list[Tensor] = []  # an id stays unique only while its object lives
 
     def note(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:

@@ -261,10 +261,6 @@ class _DryRun:
             raise refusals.RAISES_AFTER_WRITE(type(error).__name__, error, where=user_line_of(error)) from error
         writes.have_happened = True
 
-    def _kept(self, new: Any) -> Any:
-        named = self.trace.named(new)
-        return named if self._splits else kept_apart(named, self.trace.lineage.variables, self._grad)
-
     def _slot_of(self, real: Tensor | None) -> Arg | None:
         """The argument that a tensor is."""
         return next((slot for slot, t in self._inputs.tensors if t is real), None)
@@ -443,8 +439,10 @@ class _DryRun:
         stores = self._given_memory(named, slot_of)
         replaced = [lineage.current(self._mirrored[id(t)].seen) for slot, t in named if slot in stores]
         kept = self._left.stores if self._left is not None else {}
-        extra: dict[NewMemory | NewGradient | Stored, Tensor] = {slot: self._kept(new) for slot, new in kept.items()}
         firsts = set() if self._left is None else set(map(str, self._left.firsts))
+        extra: dict[NewMemory | NewGradient | Stored, Tensor] = {
+            slot: kept_apart(self.trace.named(new), self._splits, lineage) for slot, new in kept.items()
+        }
         extra |= {NewGradient(slot): self.trace.named(new) for slot, new in gradients.items() if new is not None}
         made = results_by_slot(leaves, paths, slot_of, self._out_slot)
         of_made = {slot: new for slot, leaf in made.items() if (new := gradient_of(leaf)) is not None}

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from .. import refusals
-from ..autograd_state import has_history
+from ..autograd_state import has_history, is_leaf
 from ..capture.inner import Inner
 from ..capture.trace import active_trace
 from ..errors import ArgumentError, AuxError, NonDifferentiableArgumentError, NonScalarOutputError
@@ -194,6 +194,7 @@ class Gradient:
                 given |= {id(own): leaf for own, leaf in zip(fresh, leaves, strict=True)}
                 wrt.append(fresh)
                 trees.append(tree)
+            _note_variables(wrt, traced and not differentiable)
             value, aux = self._split(self.root(*prepared, **kwargs))
             grads = self._gradients(value, wrt, trees, differentiable, traced)
             result = self._arrange(value, aux, grads)
@@ -391,12 +392,14 @@ def _backward_pass(traced: bool) -> Iterator[Callable[[Tensor], Tensor]]:
 def _variable(leaf: Any, path: str) -> Tensor:
     """A fresh tensor to differentiate with respect to: gradients do not reach it by any other way."""
     require_differentiable(leaf, path)
-    if leaf.requires_grad:
-        return forbid_writes(leaf.view_as(leaf))
-    variable: Tensor = leaf.detach().requires_grad_()
+    return forbid_writes(leaf.view_as(leaf)) if leaf.requires_grad else leaf.detach().requires_grad_()
+
+
+def _note_variables(wrt: Sequence[Sequence[Tensor]], frees_graph: bool) -> None:
+    """To a trace, what is a leaf among the variables is nothing from outside."""
     if (trace := active_trace()) is not None:
-        trace.lineage.variables.append(variable)
-    return variable
+        trace.lineage.frees_graph = frees_graph or trace.lineage.frees_graph
+        trace.lineage.variables |= {id(v): v for own in wrt for v in own if is_leaf(v)}
 
 
 def _detach_unless(result: Any, given: Mapping[int, Any], differentiable: bool) -> Any:
