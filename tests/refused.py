@@ -880,6 +880,13 @@ def shifts(x: Tensor) -> Tensor:
     return x * 1
 
 
+def adds_below_an_array(x: Tensor, of: Callable[[Tensor], Tensor]) -> Tensor:
+    t = torch.zeros(3)
+    array = of(t).numpy()[1:]
+    t += 1
+    return x * t * (2.0 + float(array[0]))
+
+
 def adds_shifted(x: Tensor) -> Tensor:
     x[1:].addmv_(torch.eye(2), x[:-1])
     return x * 1
@@ -1094,6 +1101,13 @@ row(
     fixed=lambda x: (x.clone().unfold(0, 2, 1) * 2).sum() * 0 + x.sum(),
 )
 row("a write that reads where it writes", memory.WRITES_WHAT_IT_READS, adds_shifted, numbers, fixed=adds_a_shifted_copy)
+row(
+    "a write below an array",
+    memory.WRITES_BELOW_ARRAY,
+    lambda x: adds_below_an_array(x, lambda t: t),
+    numbers,
+    fixed=lambda x: adds_below_an_array(x, torch.clone),
+)
 row(
     "a store into an argument",
     memory.STORES_INTO_ARGUMENT,

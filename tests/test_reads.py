@@ -427,6 +427,69 @@ def test_an_array_is_refused_by_name():
         fg.jit(lambda x: x * np.max(x.detach().numpy()))(torch.ones(3))
 
 
+class Schedule(nn.Module):
+    """What a sampler computes with NumPy of a table that it keeps."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.tensor([0.9, 0.5, 0.2, 0.1]))
+        self.plain = self.table.clone()
+
+    def forward(self, x):
+        sigmas = np.array(((1 - self.table) / self.table) ** 0.5)
+        between = np.interp([0.5, 1.5], np.arange(4), sigmas).astype(np.float32)
+        return x * torch.from_numpy(between) + np.asarray(self.plain).sum() * self.plain.numpy()[-1]
+
+
+@BACKENDS
+def test_arrays_of_what_a_function_keeps(backend):
+    schedule = Schedule()
+    compiled = fg.jit(schedule, backend=backend)
+    for table in (None, None, [0.8, 0.5, 0.2, 0.1], [0.9, 0.5, 0.2, 0.1]):
+        if table is not None:
+            schedule.table.copy_(torch.tensor(table))
+        x = torch.randn(2, requires_grad=True)
+        out, expected = compiled(x), schedule(x)
+        assert_rounded(out, expected)
+        assert_rounded(*(torch.autograd.grad(y.sum(), x)[0] for y in (out, expected)))
+    assert compiled.cache_info().misses == 2
+    schedule.plain[3] = 0.7  # memory that an array had shared
+    assert_rounded(compiled(x), schedule(x))
+
+
+def test_arrays_that_differ_in_each_call_are_refused_by_name():
+    layer, table = nn.Linear(2, 2), torch.ones(3)
+    for f in (
+        lambda x: x * layer.weight.detach().numpy().sum(),
+        lambda x: x * (table + torch.rand(3)).numpy().sum(),
+        lambda x: x * (table * x.sum().detach()).numpy().sum(),
+    ):
+        with pytest.raises(fg.DataDependentControlFlowError, match="NumPy"):
+            fg.jit(f)(torch.ones(2))
+
+
+@pytest.mark.parametrize("look", [lambda t: t.numpy(), lambda t: np.asarray(t)[1:], lambda t: t.view(3, 1).numpy().T])
+@pytest.mark.parametrize("make", [lambda: torch.zeros(3), lambda: WEIGHT.repeat(2)[1:]], ids=["constant", "kept"])
+def test_a_write_below_an_array(make, look):
+    """The array would go on with what the tensor held; a copy, or an array that is gone, does."""
+
+    def seen(x):
+        t = make()
+        array = look(t)
+        t[1:].add_(1)
+        return x * t * float(array.sum())
+
+    def copied(x):
+        t = make()
+        array = look(t).copy()
+        t[1:].add_(1)
+        return x * t * float(array.sum() + look(t).sum())
+
+    with pytest.raises(fg.MutationError, match="NumPy"):
+        fg.jit(seen)(torch.ones(3))
+    assert_rounded(fg.jit(copied)(torch.ones(3)), copied(torch.ones(3)))
+
+
 def test_what_a_body_reads_is_refused_by_name():
     body = lambda carry, x: (carry + x if x.sum() > 0 else carry, x)  # noqa: E731
     with pytest.raises(fg.FuncgradError):

@@ -209,7 +209,7 @@ class Reads:
 
     def read(self, method: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         """What a method makes of values. An array may not be written to: the trace would not see it."""
-        real = self.real(tensor, method not in _ARRAYS)
+        real = self.real(tensor, method not in _ARRAYS or self._is_lasting(tensor))
         if real is None:
             return NotImplemented
         with without_modes(), without_function_modes(), outside_transforms():
@@ -217,7 +217,20 @@ class Reads:
             made = method(real.requires_grad_(tensor.requires_grad), *args, **kwargs)
         if method in _ARRAYS:
             made.flags.writeable = False
+            self._trace.writes.show_in_array(tensor, made)
         return made
+
+    def _is_lasting(self, value: Any) -> bool:
+        """Whether a value is small, and made of captured tensors alone that are not trained: an array of another one
+        would be a path in nearly every call."""
+        fake = fake_below(value) if isinstance(value, Tensor) else None
+        if fake is None or fake.requires_grad or fake.numel() * fake.element_size() > _SMALL:
+            return False
+        try:
+            sources = self.tape.sources(fake)
+        except UnknownValue:
+            return False
+        return all(id(real) in self._trace.captured and not real.requires_grad for real in sources)
 
     def real(self, value: Any, reads: bool = False) -> Tensor | None:
         """A real tensor of the values of a constant of the function's; of any other, if it ``reads`` them."""

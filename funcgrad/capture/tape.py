@@ -155,6 +155,24 @@ class Tape:
             seen.add(id(fake))
             pending += self._calls[id(fake)].operands
 
+    def sources(self, fake: Tensor) -> list[Tensor]:
+        """The tensors of this call's that a value is made of. Raises ``UnknownValue`` where it is made of a draw, or
+        of what this call does not determine."""
+        pending, seen, found = [fake], set(), []
+        while pending:
+            value = pending.pop()
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            call = self._calls.get(id(value))
+            if call is not None and not draws_random(call.op):
+                pending += call.operands
+            elif call is None and id(value) in self._now:
+                found.append(self._now[id(value)])
+            else:
+                raise UnknownValue
+        return found
+
     def keep(self, fakes: Sequence[Tensor], reals: Sequence[Tensor], is_constant: bool) -> None:
         """What was computed already, of operators that are noted."""
         (self._constants if is_constant else self._now).update(zip(map(id, fakes), reals, strict=True))

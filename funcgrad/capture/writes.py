@@ -3,6 +3,7 @@ must know."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
@@ -51,6 +52,7 @@ class Writes:
         self._written: list[tuple[Tensor, Geometry]] = []
         self._conjugated: list[Tensor] = []
         self._listed: list[tuple[Tensor, int]] = []
+        self._arrays: list[tuple[Tensor, weakref.ref[Any]]] = []
         self._memory: Mapping[Slot, Tensor] | None = None
         self._counts: dict[Slot, int] = {}
 
@@ -104,10 +106,22 @@ class Writes:
         tracked = torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(args))
         written = list(written_by(op, args, kwargs))
         for tensor in written:
+            self._require_in_no_array(tensor)
             self._lineage.wrote(tensor, tracked)
         if self.passages is not None:
             own = [t for t in written if isinstance(t, FunctionalTensor)]
             self.passages.begin_write([*own, *(root_of(self._lineage, t) for t in own)])
+
+    def show_in_array(self, tensor: Tensor, array: Any) -> None:
+        """``array`` was made of the memory of a tensor, unless it is a copy. Views of it hold on to its base alone."""
+        if array.base is not None:
+            self._arrays.append((tensor, weakref.ref(array.base)))
+
+    def _require_in_no_array(self, written: Tensor) -> None:
+        """Raise for a write to memory that is looked at as an array, too: in a trace that keeps what was there."""
+        for tensor, base in self._arrays:
+            if base() is not None and storage_id(tensor) == storage_id(written):
+                raise refusals.WRITES_BELOW_ARRAY(where=user_line())
 
     def _rewritten(self, op: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
         target = next(written_by(op, args, kwargs), None) if writes_inputs(op) and view_kind(op) is None else None

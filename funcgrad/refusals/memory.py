@@ -359,6 +359,11 @@ WRITES_WHAT_IT_READS = Refusal(
     "{0} writes to memory it reads elsewhere: the result depends on the order in which it goes",
     "read a copy: x[2::2].copy_(x[:-2:2].clone())",
 )
+WRITES_BELOW_ARRAY = Refusal(
+    MutationError,
+    "the function writes to a tensor of which it has made a NumPy array, which shares its memory",
+    "make the array of a copy, x.clone().numpy(), or once more after the write",
+)
 SHARED_BY_SAMPLES = Refusal(
     MutationError,
     "the function writes to a tensor that all samples of a vmap share, and each sample would write other values",

@@ -29,3 +29,21 @@ def test_a_unet_learns_to_denoise(train):
         return World(loss, arguments, [model])
 
     check_steps(make, programs=1)
+
+
+@pytest.mark.parametrize("scheduler", ["EulerDiscreteScheduler", "DDIMScheduler"])
+def test_a_sampler_makes_its_schedule(scheduler):
+    """Some compute it with NumPy, of a table that they keep."""
+
+    def make():
+        sampler, net = getattr(diffusers, scheduler)(num_train_timesteps=20), torch.nn.Conv2d(2, 2, 3, padding=1)
+
+        def sample(x):
+            sampler.set_timesteps(2)
+            for t in sampler.timesteps:
+                x = sampler.step(net(sampler.scale_model_input(x, t)), t, x).prev_sample
+            return x.square().mean()
+
+        return World(sample, lambda step: (torch.randn(1, 2, 4, 4),), [net])
+
+    check_steps(make, programs=1)
