@@ -23,11 +23,13 @@ from ..torch_private.modes import TorchDispatchMode
 from ..torch_private.symbols import expression
 from ..trees import flatten
 from .bodies import Bodies
+from .captures import Lifted
 from .fake_tensor_cache import Results
 from .floats import NotSymbolicError
 from .passages import Passages
 from .regions import Region, mark
 from .symbols import Symbols
+from .writes import Writes
 
 
 class Recorder:
@@ -37,6 +39,9 @@ class Recorder:
     """Inside, operators are functionalised."""
     tracer: TorchDispatchMode
     """Inside, operators are recorded. It stands below ``functional``."""
+    captured: dict[int, Lifted]
+    """The tensors that the function closes over, by identity."""
+    writes: Writes
 
     def __init__(self, *, record: bool, expects_sizes: bool = False) -> None:
         self.fakes = FakeTensorMode()
