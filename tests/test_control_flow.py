@@ -84,6 +84,36 @@ def test_scan_under_transforms(transform):
     same(apply(recurrent(scan)), apply(recurrent(by_loop)), *(t.double() for t in given(transform)))
 
 
+@pytest.mark.parametrize("solve", [torch.linalg.solve, lambda a, x: a.logdet() * x])
+@pytest.mark.parametrize("loop", ["scan", "cond"])
+def test_forward_over_reverse_of_bodies_that_save_what_has_no_derivative(solve, loop):
+    """PyTorch's derivative of a solve takes the LU factors that forward saved, unless it is to be differentiated."""
+
+    def body(a, x):
+        return solve(a @ a.T + 3 * torch.eye(3, dtype=a.dtype), x)
+
+    def f(a, xs):
+        if loop == "scan":
+            return scan(lambda c, x: (body(a, c) + x, c.clone()), xs[0], xs)[0].sum()
+        return torch.cond(a.sum() > 0, body, lambda a, x: a @ x, (a, xs[0])).sum()
+
+    def by_hand(a, xs):
+        if loop == "scan":
+            return by_loop(lambda c, x: (body(a, c) + x, c.clone()), xs[0], xs)[0].sum()
+        return body(a, xs[0]).sum()
+
+    a, xs = (
+        torch.arange(9.0, dtype=torch.float64).view(3, 3).sin() + 0.3,
+        torch.ones(4, 3, dtype=torch.float64).cumsum(0),
+    )
+    for apply in (
+        torch.func.hessian,
+        lambda f: torch.func.jacfwd(torch.func.grad(f)),
+        lambda f: torch.func.jacrev(torch.func.grad(f)),
+    ):
+        same(apply(f), apply(by_hand), a, xs, backend="aten")
+
+
 @pytest.mark.parametrize("backend", ["aten", "c"])
 def test_scan_that_is_differentiated_by_backward(backend):
     """Of a parameter that the body closes over, too, and twice."""

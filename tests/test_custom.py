@@ -542,6 +542,31 @@ def closing(kind, w):
     return f
 
 
+@pytest.mark.parametrize(
+    "word",
+    [
+        lambda f: func.jacfwd(torch.vmap(f)),
+        lambda f: func.jacfwd(torch.vmap(func.grad(f))),
+        lambda f: func.jacfwd(torch.vmap(func.jacfwd(f))),
+        lambda f: func.jacfwd(func.jacfwd(torch.vmap(f))),
+        lambda f: lambda x: func.jacfwd(torch.vmap(torch.vmap(f)))(x[None]),
+        lambda f: lambda x: func.jacfwd(torch.vmap(lambda a: f(a) * f(x[0])))(x),
+    ],
+)
+def test_forward_mode_over_a_batch(word):
+    """The rule is given the primals of samples, whichever levels of vmap are inside of that of forward mode."""
+
+    @fg.custom_jvp
+    def f(x):
+        return torch.log1p(torch.exp(x))
+
+    f.defjvp(lambda primals, tangents: (f(*primals), (1 - 1 / (1 + torch.exp(primals[0]))) * tangents[0]))
+    x = torch.tensor([-1.0, 0.0, 1.5], dtype=F64)
+    wanted = word(lambda x: torch.log1p(torch.exp(x)))(x)
+    for found in (word(f), fg.jit(word(f), **OPTIONS), word(fg.jit(f, **OPTIONS))):
+        same(found(x), wanted)
+
+
 @pytest.mark.parametrize("kind", [fg.custom_vjp, fg.custom_jvp])
 def test_a_tensor_of_an_outer_level_that_is_closed_over(kind, y):
     def of(w):

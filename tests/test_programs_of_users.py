@@ -7,43 +7,9 @@ import torch.autograd.forward_ad as fwd
 import torch.nn.functional as F
 from torch import func, nn
 from torch.autograd import functional as old
-from transformed import F64, OPTIONS, same
+from transformed import F64, Transforms, data, mlp, same
 
 import funcgrad as fg
-
-EAGER = {
-    "jit": lambda f: f, "grad": func.grad, "vmap": func.vmap, "jacrev": func.jacrev, "jacfwd": func.jacfwd,
-    "hessian": func.hessian, "vjp": func.vjp, "jvp": func.jvp, "linearize": func.linearize,
-}  # fmt: skip
-COMPILED = {name: getattr(fg, f"{name}_compiled", None) or fg.jit for name in EAGER}
-
-
-class Transforms:
-    """The transforms a program is made of: compiled is the one at ``position``, in the order in which the program names
-    them; none (None); or each (-1)."""
-
-    def __init__(self, position):
-        self.position, self.n = position, 0
-
-    def __getattr__(self, name):
-        self.n += 1
-        if self.position not in (-1, self.n - 1):
-            return EAGER[name]
-        return lambda *args, **kwargs: COMPILED[name](*args, **kwargs, **OPTIONS)
-
-
-def data(*shape, seed=0, grad=False):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64, requires_grad=grad)
-
-
-def mlp(*layers):
-    """A perceptron, and its parameters apart."""
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        parts = [m for pair in layers for m in (nn.Linear(*pair), nn.Tanh())][:-1]
-        model = nn.Sequential(*parts).double()
-    return model, {k: v.detach() for k, v in model.named_parameters()}
-
 
 PROGRAMS = {}
 

@@ -42,7 +42,10 @@ def push(
         return ()
     if not at:
         return [torch.zeros_like(t) for t in _of(body, values, at, results)()]
-    made = torch.func.jvp(_of(body, values, at, results), tuple(values[i] for i in at), tuple(tangents))
+    # a rule of forward mode runs with grad mode off: a body that is itself a derivative would be one that has none, of
+    # what forward saved (the LU factors of a solve)
+    with torch.enable_grad():
+        made = torch.func.jvp(_of(body, values, at, results), tuple(values[i] for i in at), tuple(tangents))
     found: Sequence[Tensor] = made[1]
     return found
 

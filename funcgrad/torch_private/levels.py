@@ -280,9 +280,19 @@ custom_function_at_level: Callable[[Any, Any, Any], Any] = dispatch_functorch
 
 
 def dual_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The primal and the tangent of a tensor at the innermost level; no tangent outside of forward mode."""
+    """The primal and the tangent of a tensor at the innermost level of forward mode; no tangent outside of it."""
     level = forward_ad._current_level
-    return (tensor, None) if level < 0 else _unpack_dual(tensor, level=level)
+    if level < 0:
+        return tensor, None
+    kind, at = innermost_transform()
+    if kind != "vmap":
+        return _unpack_dual(tensor, level=level)  # type: ignore[no-any-return]
+    below, dim = unbatched_at(at, tensor)  # PyTorch has no rule for the parts of a batch
+    with BelowLevel(kind=kind):
+        primal, tangent = dual_parts(below)
+    if dim is None:
+        return primal, tangent
+    return batched_at(at, primal, dim), None if tangent is None else batched_at(at, tangent, dim)
 
 
 _unpack_dual: Any = torch._VF._unpack_dual  # type: ignore[attr-defined]
