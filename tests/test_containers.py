@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import types
 
+import attrs
 import pytest
 import torch
 from test_trees import Attributed, Computed, Defaulting, Items, Mapping, Output, ordered, slotted
@@ -35,6 +36,18 @@ def same(a, b):
     if (own is a) != (other is b) or own.keys() != other.keys():
         return False
     return all(same(x, y) for x, y in pairs) and (own is a or all(same(own[k], other[k]) for k in own))
+
+
+@dataclasses.dataclass
+class Data:
+    x: object
+    y: object
+
+
+@attrs.frozen
+class Frozen:
+    x: object
+    y: object
 
 
 MAKERS = {
@@ -298,3 +311,72 @@ def test_a_container_that_is_stored_into_and_returned_is_that_of_the_call(requir
         if requires_grad:
             found, expected = (torch.autograd.grad((v["new"] + v["x"]).sum(), w)[0] for v in (given, wanted))
             assert torch.equal(found, expected)
+
+
+# ── within the transforms of torch.func, which knows what is registered alone ────────────────────────────────────────
+
+CLASSES = pytest.mark.parametrize("make", [Data, Frozen, MAKERS["Output"]], ids=["dataclass", "attrs", "dict"])
+TRANSFORMS = {
+    "vmap": (fg.vmap_compiled, torch.func.vmap),
+    "vmap in chunks": (lambda f: fg.vmap_compiled(f, chunk_size=2), torch.func.vmap),
+    "jacrev": (fg.jacrev_compiled, torch.func.jacrev),
+    "jacfwd": (fg.jacfwd_compiled, torch.func.jacfwd),
+    "hessian": (fg.hessian_compiled, torch.func.hessian),
+    "jvp": (lambda f: lambda p: fg.jvp_compiled(f, (p,), (p,)), lambda f: lambda p: torch.func.jvp(f, (p,), (p,))),
+    "linearize": (
+        lambda f: lambda p: fg.linearize_compiled(f, p)[1](p),
+        lambda f: lambda p: torch.func.linearize(f, p)[1](p),
+    ),
+    "vjp": (
+        lambda f: lambda p: (lambda out, pull: pull(out))(*fg.vjp_compiled(f, p)),
+        lambda f: lambda p: (lambda out, pull: pull(out))(*torch.func.vjp(f, p)),
+    ),
+}
+
+
+@CLASSES
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_under_a_transform_of_torch_func(make, name):
+    """What torch.func gives for tuples; each container is of its class, in arguments and in results."""
+    of, of_tuples = TRANSFORMS[name]
+    kind = type(make(0, 0))
+
+    def f(p):
+        assert type(p) is kind
+        x, y = flatten(p)[0]
+        return make(x * y, y.sin())
+
+    def on_tuples(p):
+        x, y = flatten(p)[0]
+        return (x * y, y.sin())
+
+    flat = [torch.randn(3), torch.randn(3)]
+    found, wanted = of(f)(make(*flat)), of_tuples(on_tuples)(tuple(flat))
+    torch.testing.assert_close(flatten(found)[0], flatten(wanted)[0])
+    inside = found
+    while type(inside) is tuple:
+        inside = inside[0]
+    assert type(inside) is kind
+
+
+def test_batch_dimensions_in_a_container():
+    x, y = torch.randn(4, 3), torch.randn(3)
+    f = fg.vmap_compiled(lambda p: Data(p.x + p.y, p.y), (Data(0, None),), Data(1, None))
+    found = f(Data(x, y))
+    assert type(found) is Data and torch.equal(found.x, (x + y).t()) and torch.equal(found.y, y)
+    with pytest.raises(ValueError, match="in_dims"):
+        fg.vmap_compiled(lambda p: p.x, (Frozen(0, None),))(Data(x, y))
+    with pytest.raises(ValueError, match="sizes"):
+        fg.vmap_compiled(lambda p: p.x)(Data(x, y))
+
+
+def test_a_leaf_without_a_derivative_is_named_by_its_attribute():
+    with pytest.raises(fg.NonDifferentiableArgumentError, match=r"p\.y is an int"):
+        fg.jacrev_compiled(lambda p: p.x)(Data(torch.ones(2), 3))
+
+
+def test_a_container_that_holds_itself_has_no_pullback():
+    p = Data(torch.ones(2), None)
+    p.y = p
+    with pytest.raises(fg.ContainerError, match="holds itself"):
+        fg.vjp_compiled(lambda p: p.x, p)

@@ -176,3 +176,18 @@ def test_in_another_process():
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         results = [pool.apply_async(c, (X,)) for c in functions]
         assert [r.get(120).tolist() for r in results] == [[0.0, 2.0, 4.0], [0.0, 1.0, 4.0]]
+
+
+def test_a_bound_method_answers_as_the_function_and_is_one_with_another_of_its_instance():
+    model = Model()
+    method = model.decorated
+    method(X)
+    assert method.cache_info() == Model.decorated.cache_info()
+    assert method.program(X) is Model.decorated.program(model, X)
+    assert method.lower(X).compile() is method.program(X) and "fits" in method.explain_miss(X)
+    assert method == model.decorated and hash(method) == hash(model.decorated)
+    assert method != Model().decorated and method != Model.decorated and len({method, model.decorated}) == 1
+    fg.vjp_compiled(method, X, backend="aten")
+    with fg.no_retrace():  # what is compiled of it is kept for the method, not for one access
+        _, pull = fg.vjp_compiled(model.decorated, X, backend="aten")
+    assert torch.allclose(pull(torch.tensor(1.0))[0], model.linear.weight.sum(0))

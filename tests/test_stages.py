@@ -262,6 +262,30 @@ def test_lower_compile_as_in_jax():
     assert c.lower(P, X).compile() is c.program(P, X)
 
 
+def test_a_program_is_called_as_its_function():
+    x = X.clone()
+    step = fg.jit(lambda x, *, scale=2.0: x.add_(1).mul(scale) if x.sum() > 0 else x * 3).lower(x.abs()).compile()
+    assert torch.equal(step(x.abs()), (x.abs() + 1) * 2)
+    for args, kwargs, why in (
+        ((x.abs().double(),), {}, "x: dtype was torch.float32, now torch.float64"),
+        ((x.abs()[1:],), {}, r"x: shape was \(5, 4\), now \(4, 4\)"),
+        ((x.abs(), 1), {}, "positional arguments"),
+        ((x.abs(),), {"scale": 2.0}, "keyword arguments"),
+        ((-x.abs(),), {}, "Python read True"),
+        ((x.abs().requires_grad_(),), {}, "requires_grad was False, now True"),
+    ):
+        with pytest.raises(fg.ArgumentError, match=why):
+            step(*args, **kwargs)
+    w = P["w"].clone().requires_grad_()
+    of_w = fg.jit(lambda w: (X @ w).tanh().sum())
+    program = of_w.program(w)
+    program(w).backward()
+    assert torch.equal(w.grad, fg.grad_compiled(of_w)(w.detach()))
+    assert of_w.cache_info()[:2] == (0, 1)
+    with pytest.raises(fg.UnsupportedTransformError, match="call the compiled function"):
+        torch.func.vmap(fg.jit(torch.sin).program(X))(X)
+
+
 def test_cache_info_counts():
     c = fg.jit(lambda x: x + 1)
     assert c.cache_info() == (0, 0, 64, 0)

@@ -8,7 +8,9 @@ from typing import Any
 from attrs import field, frozen
 
 from ..capture.facts import Facts
+from ..errors import ArgumentError, UnsupportedTransformError
 from ..executable import Executable
+from ..graph_primitives import PathMiss
 from ..joint import Joint
 from ..layers.layer import Layer
 from ..memory.schedule import Kernels, Schedule
@@ -17,7 +19,8 @@ from ..show.parts import Doc, Table
 from ..show.shown import Several, Shown
 from ..show.units import in_bytes, in_seconds
 from ..source import Source
-from .call import build_call
+from ..torch_private.levels import transforms_or_duals
+from .call import MISS, build_call
 from .captured import CapturedCall
 from .key import CallKey
 
@@ -29,6 +32,8 @@ class Program(Shown):
     ``facts`` what the dry run showed · ``layers`` what stands around the kernel · ``call`` the printed call · ``joint``
     one graph of forward and backward · ``partition`` its two halves and what is saved between them · ``kernels``,
     ``schedule``, ``sources`` one entry for each graph that runs · ``seconds`` what each stage took.
+
+    A program is called as the function that it was compiled of, with arguments that fit its key.
     """
 
     name: str
@@ -43,6 +48,8 @@ class Program(Shown):
     call: Source
     run: Callable[[tuple[Any, ...], dict[str, Any]], Any]
     seconds: Mapping[str, float]
+    misfits: Callable[[Program, tuple[Any, ...], dict[str, Any]], list[str]]
+    """Why a program does not fit a call."""
 
     @staticmethod
     def of(
@@ -52,13 +59,41 @@ class Program(Shown):
         made: Executable,
         call: Source,
         seconds: Mapping[str, float],
+        misfits: Callable[[Program, tuple[Any, ...], dict[str, Any]], list[str]],
     ) -> Program:
         """What the two halves of the pipeline gave, and the call that was printed of them."""
         return Program(
             name, found.key, found.facts.released(), layers, made.joint, made.partition, made.kernels, made.schedules,
             made.sources,
-            call, build_call(call), seconds,
+            call, build_call(call), seconds, misfits,
         )  # fmt: skip
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """A call of this very program: nothing is compiled, whatever the arguments are.
+
+        Raises ``ArgumentError``, which says what differs, for a call that the program is not for, and
+        ``UnsupportedTransformError`` under a transform of torch.func, whose tensors no program is for.
+        """
+        if transforms_or_duals():
+            raise UnsupportedTransformError(
+                f"a program of {self.name} was called under a transform of torch.func",
+                fix="call the compiled function: it makes a program for the transform",
+            )
+        try:
+            result = self.run(args, kwargs)
+        except PathMiss as miss:
+            read = self.joint.reads[miss.read]
+            raise self._does_not_fit([f"Python read {read.value!r} of a tensor, now it is {miss.value!r}"]) from None
+        if result is MISS:
+            raise self._does_not_fit(self.misfits(self, args, kwargs))
+        return result
+
+    def _does_not_fit(self, reasons: list[str]) -> ArgumentError:
+        why = "; ".join(reasons) or "inside of another trace there is no call to compare"
+        return ArgumentError(
+            f"this program of {self.name} is not for this call: {why}",
+            fix="call the compiled function, which compiles what no program fits",
+        )
 
     def headline(self) -> str:
         return f"program of {self.name}: {', '.join(stage.headline() for stage in self.kernels)}"

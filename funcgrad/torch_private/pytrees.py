@@ -36,3 +36,14 @@ def registered_container(kind: type) -> Registered | None:
         entry = pytree.SUPPORTED_NODES[kind]
         found = _registered[kind] = Registered(entry.flatten_fn, entry.unflatten_fn, entry.flatten_with_keys_fn)
     return found
+
+
+map_leaves: Callable[..., Any] = pytree.tree_map
+"""``map_leaves(function, value, is_leaf=None)``: a pytree of torch's, with other leaves."""
+
+
+def register(
+    kind: type, flatten: Callable[[Any], tuple[list[Any], Any]], unflatten: Callable[[list[Any], Any], Any]
+) -> None:
+    """Make a class a container of torch's pytrees."""
+    pytree.register_pytree_node(kind, flatten, lambda children, context: unflatten(list(children), context))

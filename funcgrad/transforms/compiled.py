@@ -117,7 +117,7 @@ class Compiled(Programs):
         return Explanation(self.program(*args, **kwargs))
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
-        """As in JAX: ``c.lower(*args).compile()`` is ``c.program(*args)``."""
+        """As in JAX: ``c.lower(*args).compile()`` is ``c.program(*args)``, to be called with arguments like these."""
         return Lowered(lambda: self.program(*args, **kwargs))
 
     def cache_info(self) -> CacheInfo:
@@ -178,9 +178,21 @@ class _Bound:
     def __reduce__(self) -> tuple[Any, ...]:
         return _Bound, (self.__func__, self.__self__)
 
+    def __eq__(self, other: object) -> bool:
+        """Each access makes another one: as Python's methods, they are equal where function and instance are one."""
+        same = isinstance(other, _Bound) and self.__func__ is other.__func__ and self.__self__ is other.__self__
+        return same if isinstance(other, _Bound) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((id(self.__func__), id(self.__self__)))
+
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.__func__, name)
-        return (lambda *args, **kwargs: value(self.__self__, *args, **kwargs)) if callable(value) else value
+        return functools.partial(value, self.__self__) if name in _OF_A_CALL else value
+
+
+_OF_A_CALL = frozenset({"cost", "definition", "explain", "explain_miss", "lower", "memory", "program", "saved"})
+"""What is called with the arguments of a call, of which a method's first is the instance."""
 
 
 not_looked_into(Compiled.__call__)

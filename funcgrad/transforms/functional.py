@@ -21,6 +21,7 @@ from ..torch_private.tensors import symbolic_zeros
 from ..trees import flatten, require_same, tree_map, unflatten
 from .chunks import Fitting, in_chunks
 from .compiled import Compiled
+from .containers import as_given, carried, of_given, over_carried
 from .decorator import OMITTED, applied
 from .definition import (
     Plain,
@@ -49,7 +50,7 @@ class Transformed:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with nesting():
-            return self.transform(self.root)(*args, **kwargs)
+            return of_given(self.transform(over_carried(self.root)))(*args, **kwargs)
 
     def argument_names(self, n: int) -> list[str]:
         return list(self.names[:n]) or argument_names(self.root, n)
@@ -89,7 +90,7 @@ def vmap_compiled(
 
         return Transformed(f, transform)
 
-    chosen = make_options(options)
+    in_dims, out_dims, chosen = carried(in_dims), carried(out_dims), make_options(options)
     _check(randomness, None if chunk_size == "auto" else chunk_size)
     if chunk_size == "auto":
         return applied(lambda f: Fitting(lambda size: of(f, size), chosen), f)
@@ -170,7 +171,7 @@ def _jacobian(f: Any, transform: Callable[[Fn], Fn], argnums: Any, options: dict
         def call(*args: Any, **kwargs: Any) -> Any:
             for i in positions_of(numbers, f, len(args)):
                 name = argument_names(f, len(args))[i]
-                leaves, _, paths = flatten(args[i], name)
+                leaves, _, paths = flatten(as_given(args[i]), name)
                 for leaf, path in zip(leaves, paths, strict=True) if leaves else [(args[i], name)]:
                     require_differentiable(leaf, path)
             return transform(f)(*args, **kwargs)
@@ -218,9 +219,9 @@ def vjp_compiled(f: Fn, *primals: Any, has_aux: bool = False, **options: Any) ->
     What is compiled of ``f`` is kept for the 64 functions last named. Other keyword arguments are options
     (``fg.Options``).
     """
-    return torch.func.vjp(
-        f if isinstance(f, Compiled) else _jitted(f, make_options(options)), *primals, has_aux=has_aux
-    )
+    compiled = f if isinstance(f, Compiled) else _jitted(f, make_options(options))
+    out, vjp_fn, *aux = torch.func.vjp(over_carried(compiled), *carried(primals), has_aux=has_aux)  # type: ignore[misc]
+    return (*as_given((out, of_given(vjp_fn), *aux)),)
 
 
 def linearize_compiled(f: Fn, *primals: Any, **options: Any) -> Any:
@@ -239,12 +240,12 @@ def linearize_compiled(f: Fn, *primals: Any, **options: Any) -> Any:
 
     def differentiable(*primals: Any) -> tuple[list[Tensor], dict[int, Tensor]]:
         nonlocal tree
-        leaves[:], tree, _ = flatten(compiled(*primals))
+        leaves[:], tree, _ = flatten(compiled(*as_given(primals)))
         outs = [v for v in leaves if has_derivative(v)]
         rest = {i: v for i, v in enumerate(leaves) if isinstance(v, Tensor) and not has_derivative(v)}
         return outs or [torch.zeros(())], rest  # there is no vjp of nothing
 
-    found: Any = torch.func.vjp(differentiable, *primals, has_aux=True)
+    found: Any = torch.func.vjp(differentiable, *carried(primals), has_aux=True)
     outs, vjp_fn, rest = found
     transpose = torch.func.vjp(vjp_fn, tree_map(symbolic_zeros, outs))[1]
     others = [rest.get(i, None if has_derivative(v) else v) for i, v in enumerate(leaves)]
@@ -268,7 +269,7 @@ def linearize_compiled(f: Fn, *primals: Any, **options: Any) -> Any:
                 like = f"a {str(dtype).removeprefix('torch.')} tensor of shape {list(shape)} on {device}"
                 raise ArgumentError(f"{path} is {describe(t)}", where=path, fix=f"pass what its primal is: {like}")
         zeros = [torch.zeros_like(v) if isinstance(v, Tensor) else v for v in others]
-        return result(transpose(tangents)[0], zeros)
+        return result(transpose(carried(tangents))[0], zeros)
 
     leaves.clear()
     return result(outs, others), jvp_fn

@@ -376,7 +376,8 @@ class Programs(abc.ABC):
                     self._effects_lock,
                     donation,
                 )
-                program = Program.of(self.__name__, found, layers, made, call, stages.seconds)
+                misfits = _misfits(self._definition, self._options)
+                program = Program.of(self.__name__, found, layers, made, call, stages.seconds, misfits)
                 if made.joint.sizes is not None:
                     made.joint.sizes.close()
                 return program
@@ -385,3 +386,15 @@ class Programs(abc.ABC):
         """The fewest differences to any program."""
         reasons = [list(map(str, why_not(p, inputs))) for p in self._cache.programs]
         return min(reasons, key=len, default=[])
+
+
+def _misfits(
+    definition: Definition, options: Options
+) -> Callable[[Program, tuple[Any, ...], dict[str, Any]], list[str]]:
+    """Why a program does not fit a call. It does not know the compiled function: a module has programs of which
+    nobody else knows, by that function's cache, and neither may keep the other."""
+
+    def ask(program: Program, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+        return list(map(str, why_not(program, take_apart(definition, options, args, kwargs))))
+
+    return ask
