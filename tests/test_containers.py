@@ -363,7 +363,7 @@ def test_batch_dimensions_in_a_container():
     x, y = torch.randn(4, 3), torch.randn(3)
     f = fg.vmap_compiled(lambda p: Data(p.x + p.y, p.y), (Data(0, None),), Data(1, None))
     found = f(Data(x, y))
-    torch.testing.assert_close((found.x, found.y), ((x + y).t(), y))
+    assert type(found) is Data and torch.equal(found.x, (x + y).t()) and torch.equal(found.y, y)
     with pytest.raises(ValueError, match="in_dims"):
         fg.vmap_compiled(lambda p: p.x, (Frozen(0, None),))(Data(x, y))
     with pytest.raises(ValueError, match="sizes"):
