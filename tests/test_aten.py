@@ -94,7 +94,7 @@ def call(args, kwargs):
     if kwargs: return MISS
     try:
         if constant_0.__code__ is not constant_1 and constant_2(constant_0.__code__) is not constant_1: return MISS
-    except (AttributeError, KeyError, IndexError, ValueError):
+    except (AttributeError, KeyError, IndexError, ValueError, TypeError):
         return MISS
     if ambient() != AMBIENT: return MISS
     if not seen(p_w):

@@ -22,6 +22,7 @@ from .error_translation import named_error
 from .floats import NotSymbolicError
 from .inner import Inner, Ran
 from .passages import Passages, told_of
+from .source_location import raised_by_backward
 from .trace import Trace
 
 
@@ -64,7 +65,9 @@ def traced_with_backward(trace: Trace, inner: Inner, ins: Sequence[Any], ran: Ra
         passes = _Passes(trace, passages, seeds, targets, [*ran.memory.items(), *made], outs | before)
         try:
             outs |= passes.run()
-        except RuntimeError as error:
+        except Exception as error:
+            if not raised_by_backward(error):
+                raise
             raise BackwardError from error
         for absent in passages.told.passes([slot for slot, _ in active]):
             outs |= passes.run_without(absent)

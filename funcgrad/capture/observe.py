@@ -60,6 +60,7 @@ from .questions import HOOKS, HOOKS_AFTER, answer_of, require_bare
 from .reads import READS_LATER
 from .resolved import resolve
 from .results import require_unhooked, require_visible
+from .source_location import raised_by_backward
 from .stand_ins import Mirrored, mirror, mirror_alone
 from .tensor_hooks import HooksWrite, as_outside
 from .trace import Trace
@@ -385,7 +386,9 @@ class _DryRun:
             try:
                 with self.watch.in_backward(), self.trace.backward_pass(), hooks.watched():
                     run_passes(self.trace, roots, seeds)
-            except RuntimeError as error:
+            except Exception as error:
+                if not raised_by_backward(error):
+                    raise
                 self.watch.failed_in_backward = True
                 if self.trace.reads.allowed and isinstance(error, READS_LATER):
                     # of the gradients that come in, which are known when backward is compiled

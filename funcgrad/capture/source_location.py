@@ -9,6 +9,7 @@ import traceback
 from ..errors import FuncgradError
 from ..state.lines import HERE, TORCH, is_user_file, short_name
 from ..state.names import LIBRARIES, package
+from .floats import NotSymbolicError
 
 _ABC = "<frozen abc>"
 
@@ -69,3 +70,10 @@ def is_of_function(error: BaseException) -> bool:
     own = any(package(frame.f_globals.get("__name__", "torch")) not in _OURS for frame in frames)
     own = own or any(frame.f_code.co_filename.endswith(_DEFINITIONS) for frame in frames)
     return own and not isinstance(error, FuncgradError) and not is_defect(error)
+
+
+def raised_by_backward(error: Exception) -> bool:
+    """Whether what a traced backward pass raises is what ``backward()`` raises in eager PyTorch, where the call
+    itself raises nothing: PyTorch's own errors, and those of the function's code that runs there (a custom autograd
+    Function, a hook)."""
+    return isinstance(error, RuntimeError) or (is_of_function(error) and not isinstance(error, NotSymbolicError))

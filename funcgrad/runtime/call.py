@@ -24,8 +24,8 @@ from ..layers.statements import Bump, Do, Run, Statement
 from ..show.text import elided
 from ..slots import Arg, Base, Slot
 from ..source import Constants, Source, compile_function
+from ..state.guards import GONE_TEXT, Place
 from ..state.guards import Constant as NameOf
-from ..state.guards import Place
 from ..state.state import print_effects, require_not_put_back
 from ..state.state import print_guards as print_state
 from ..symbolic.sizes import symbols_in
@@ -97,8 +97,7 @@ def print_call(
         ]
     reads += _print_reads(facts, arguments, captured_names, chains, constants, constant, otherwise)
     if reads:
-        gone = "except (AttributeError, KeyError, IndexError, ValueError):"
-        lines += ["try:", *(f"    {line}" for line in reads), gone, f"    {otherwise}"]
+        lines += ["try:", *(f"    {line}" for line in reads), GONE_TEXT, f"    {otherwise}"]
     inner_names: dict[str, str] = {}
     lines += print_guards(key, leaf_names, captured_names, examples, constants, otherwise, names.fresh, inner_names)
     paths = dict(zip(key.paths, leaf_names, strict=True)) | {str(slot): name for slot, name in numbers.items()}

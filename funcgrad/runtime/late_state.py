@@ -11,7 +11,7 @@ from torch import Tensor
 from ..levels import below_levels
 from ..slots import Slot
 from ..source import Constants, Source, compile_function
-from ..state.guards import Place, same
+from ..state.guards import GONE, GONE_TEXT, Place, same
 from ..state.late import Late, Left
 from ..state.state import print_guards
 
@@ -55,7 +55,7 @@ class LateState:
 def _read(origin: Any) -> Any:
     try:
         value = origin.read()
-    except (AttributeError, LookupError, ValueError):
+    except GONE:
         return None
     return below_levels(value) if isinstance(value, Tensor) else None
 
@@ -63,7 +63,6 @@ def _read(origin: Any) -> Any:
 def _guards_hold(late: Late) -> Callable[[], bool]:
     names: dict[str, Any] = {}
     lines = print_guards(late.checked, Constants(names), "return False")
-    gone = "except (AttributeError, KeyError, IndexError, ValueError):"
-    body = ["try:", *(f"    {line}" for line in (*lines, "pass")), gone, "    return False", "return True"]
+    body = ["try:", *(f"    {line}" for line in (*lines, "pass")), GONE_TEXT, "    return False", "return True"]
     text = "def guards_hold():\n" + "".join(f"    {line}\n" for line in body)
     return compile_function(Source("guards_hold", "python", text, names))  # type: ignore[no-any-return]

@@ -20,14 +20,12 @@ from ..capture.memory import history
 from ..capture.questions import answer_of
 from ..joint import Broken
 from ..slots import Captured
-from ..state.guards import Place
+from ..state.guards import GONE, Place
 from ..state.renewed import Now
 from ..state.state import of_numbers, writes_to
 from ..subclasses import with_inner
 from .key import Ambient, CallKey, Difference, DynamicSpec, StaticSpec, aliasing, explain, sizes_in, spec_of
 from .program import Program
-
-_GONE = (AttributeError, KeyError, IndexError, ValueError)
 
 
 def key_of(inputs: Inputs, captured: Sequence[tuple[Captured, Tensor]], facts: Facts) -> CallKey:
@@ -163,5 +161,5 @@ def _read(read: Callable[[], Any]) -> Any:
     """What lives somewhere, or the exception that says it is gone."""
     try:
         return read()
-    except _GONE as gone:
+    except GONE as gone:
         return gone

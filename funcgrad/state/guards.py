@@ -34,6 +34,10 @@ class _Missing:
 MISSING: Any = _Missing()
 """What a place holds where there is nothing."""
 
+GONE = (AttributeError, KeyError, IndexError, ValueError, TypeError)
+"""What it raises to read a place of which nothing is left; ``TypeError``, where what led there is of another type."""
+GONE_TEXT = f"except ({', '.join(kind.__name__ for kind in GONE)}):"
+
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented), range, slice)
 TORCH_PLAIN = (torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format)
 Constant = Callable[[Any], str]
@@ -82,9 +86,11 @@ def shape_of(container: Any, kind: type | None = None) -> tuple[Any, ...]:
 
 def same_shape(was: tuple[Any, ...], now: Any) -> bool:
     """Whether a container has the ``shape_of`` it had; keys that are equal may be others (``1``, ``True``)."""
-    kind, keys = shape_of(now)
-    same_keys = same_items(was[1], keys) if isinstance(was[1], tuple) and isinstance(keys, tuple) else was[1] == keys
-    return kind is was[0] and same_keys
+    kind, keys = was
+    if type(now) is not kind:  # it may be None, which has no length
+        return False
+    _, here = shape_of(now)
+    return same_items(keys, here) if isinstance(keys, tuple) else bool(keys == here)
 
 
 def compared_fields(kind: type) -> tuple[str, ...]:
@@ -182,9 +188,11 @@ class Place:
 
     def read(self) -> Any:
         """What lives there now, or ``MISSING``."""
+        if (owner := self._held()) is MISSING:
+            return MISSING
         try:
-            return _READ[self.kind](self._held(), self.key)
-        except (LookupError, AttributeError, ValueError):
+            return _READ[self.kind](owner, self.key)
+        except GONE:
             return MISSING
 
     def _held(self) -> Any:
@@ -262,6 +270,13 @@ class Place:
         return self.name
 
 
+def _item_of(owner: Any, key: Any) -> Any:
+    """An item of a container; a tensor that has taken its place is none, and would warn of a key that is no index."""
+    if isinstance(owner, dict):
+        return dict.get(owner, key, MISSING)
+    return MISSING if isinstance(owner, Tensor) else owner[key]
+
+
 _TEXT = {
     "item": "{owner}[{key}]",
     "class": "{owner}.__dict__[{key}]",
@@ -274,7 +289,7 @@ _TEXT = {
     "itself": "{owner}",
 }
 _READ: dict[str, Callable[[Any, Any], Any]] = {
-    "item": lambda owner, key: dict.get(owner, key, MISSING) if isinstance(owner, dict) else owner[key],
+    "item": _item_of,
     "class": lambda owner, key: owner.__dict__[key],
     "slot": lambda owner, key: original(getattr(owner, key)),
     "default": lambda owner, key: owner.__defaults__[key],
@@ -412,8 +427,7 @@ class Guard:
         return _COMPARED[self.how](self.value, now)
 
     def fails(self, constant: Constant) -> str:
-        """Python that is true where it does not hold; a KeyError, IndexError, AttributeError or ValueError means so,
-        too."""
+        """Python that is true where it does not hold; what is among ``GONE`` means so, too."""
         if self.how == "absent":
             owner = constant(self.place.owner) + (".__dict__" if self.place.kind == "class" else "")
             if self.place.kind in ("item", "class"):

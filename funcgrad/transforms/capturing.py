@@ -149,7 +149,7 @@ def _traced(inner: Inner, reals: list[object], grad: bool, watch: Watch) -> tupl
     try:
         return capture(inner, reals, True, not inner.facts.backward_writes, watch), None
     except BackwardError as error:
-        assert isinstance(error.__cause__, RuntimeError)
+        assert isinstance(error.__cause__, Exception)
         if inner.facts.reads is not None and isinstance(error.__cause__, READS_LATER):
             return capture(inner, reals, True, False, watch), None
         if inner.inputs.has_symbols or has_symbols(inner.facts.path):  # C++ may know no symbol there

@@ -1,0 +1,69 @@
+"""What a function reads is replaced by an object of which nothing that was read before is to be had."""
+
+import collections
+import types
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import funcgrad as fg
+
+
+class Box:
+    def __init__(self, v):
+        self.v = v
+
+
+def two():
+    return torch.full((2,), 2.0)
+
+
+KINDS = {
+    "list": lambda: [two(), 1],
+    "dict": lambda: {"a": two()},
+    "tuple": lambda: (two(), 2),
+    "nested": lambda: [{"a": [two()]}],
+    "numbers": lambda: [1, 2.5],
+    "deque": lambda: collections.deque([two()]),
+    "defaultdict": lambda: collections.defaultdict(list, {"a": [two()]}),
+    "array": lambda: np.ones(2),
+    "number": lambda: 1.5,
+    "box": lambda: Box([two()]),
+    "namespace": lambda: types.SimpleNamespace(v=two()),
+    "module": lambda: nn.Identity(),
+    "tensor": two,
+    "none": lambda: None,
+    "class": lambda: Box,
+}
+
+
+def used(x, by):
+    """What a tolerant user computes with any of them."""
+    if by is None or isinstance(by, nn.Module):
+        return x if by is None else by(x)
+    if isinstance(by, (float, int, torch.Tensor)):
+        return x * by
+    if isinstance(by, np.ndarray):
+        return x * torch.from_numpy(by).float()
+    if isinstance(by, type):
+        return x + len(by.__name__)
+    if not isinstance(by, (dict, list, tuple, collections.deque)):
+        return used(x, by.v)
+    for v in by.values() if isinstance(by, dict) else by:
+        x = used(x, v)
+    return x * (1 + len(by))
+
+
+@pytest.mark.filterwarnings("error:Using a non-tuple sequence", "ignore::funcgrad.RecompileWarning")
+@pytest.mark.parametrize("first", KINDS)
+def test_what_a_function_reads_is_replaced_by_what_has_nothing_of_it(first):
+    """A guard on what was below the one is asked of the other, which has no items, no length, no attributes."""
+    inside, held = Box(None), [None]
+    for where in (lambda: held[0], lambda: inside.v, lambda: inside.v.v):
+        f = fg.jit(lambda x: used(x, where()), backend="aten")
+        for kind in (first, "none", first, "box", "class", "number", first, "tuple", "module", first):
+            held[0] = KINDS[kind]()
+            inside.v = types.SimpleNamespace(v=held[0])
+            assert torch.equal(f(two()), used(two(), held[0])), kind
