@@ -56,7 +56,7 @@ def used(x, by):
     return x * (1 + len(by))
 
 
-@pytest.mark.filterwarnings("ignore::funcgrad.RecompileWarning")
+@pytest.mark.filterwarnings("error:Using a non-tuple sequence", "ignore::funcgrad.RecompileWarning")
 @pytest.mark.parametrize("first", KINDS)
 def test_what_a_function_reads_is_replaced_by_what_has_nothing_of_it(first):
     """A guard on what was below the one is asked of the other, which has no items, no length, no attributes."""

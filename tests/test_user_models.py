@@ -64,7 +64,7 @@ def accumulated_gradients(c):
 
 @program
 def early_stopping(c):
-    m = mlp(to=1)
+    m = mlp(4, 1)
     o = torch.optim.SGD(m.parameters(), lr=0.1)
 
     class Stop:

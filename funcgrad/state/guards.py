@@ -270,6 +270,13 @@ class Place:
         return self.name
 
 
+def _item_of(owner: Any, key: Any) -> Any:
+    """An item of a container; a tensor that has taken its place is none, and would warn of a key that is no index."""
+    if isinstance(owner, dict):
+        return dict.get(owner, key, MISSING)
+    return MISSING if isinstance(owner, Tensor) else owner[key]
+
+
 _TEXT = {
     "item": "{owner}[{key}]",
     "class": "{owner}.__dict__[{key}]",
@@ -282,7 +289,7 @@ _TEXT = {
     "itself": "{owner}",
 }
 _READ: dict[str, Callable[[Any, Any], Any]] = {
-    "item": lambda owner, key: dict.get(owner, key, MISSING) if isinstance(owner, dict) else owner[key],
+    "item": _item_of,
     "class": lambda owner, key: owner.__dict__[key],
     "slot": lambda owner, key: original(getattr(owner, key)),
     "default": lambda owner, key: owner.__defaults__[key],
