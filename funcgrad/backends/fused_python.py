@@ -20,6 +20,7 @@ from ..loops.rows_products import PRODUCTS
 from ..memory.schedule import Schedule
 from ..memory.steps import Allocate, Call, Launch
 from ..source import Source
+from ..symbolic.known import same_sizes
 from ..symbolic.sizes import PREFIX
 from ..symbolic.torch_sizes import shape_of, strides_of
 from ..torch_private.engine import n_dispatch_modes
@@ -116,7 +117,7 @@ def _in_memory_of(printer: Printer, nodes: Mapping[str, fx.Node], step: Allocate
     look = (step.buffer.shape, step.buffer.strides)
     assert name is not None
     is_given = old is not None and old.op == "placeholder"
-    if step.at is None and (new not in nodes or (not is_given and look == looks[name])):
+    if step.at is None and (new not in nodes or (not is_given and all(map(same_sizes, look, looks[name])))):
         looks[new] = looks[name]
         return name
     return f"{printer.name('over', over)}({name}, {look[0]}, {look[1]}{f', {step.at}' if step.at else ''})"

@@ -91,7 +91,7 @@ def _place_reduction(value: Reduce, domain: Domain) -> Place | None:
         if (
             domain.columns is not None
             and value.shape == ()
-            and math.prod(value.arg.shape) == math.prod(a.size for a in domain.row_axes)
+            and same(math.prod(value.arg.shape), math.prod(a.size for a in domain.row_axes))
         ):
             return Place("row total", ())
         return None

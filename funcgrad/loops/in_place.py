@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from attrs import frozen
 
+from ..symbolic.known import same_sizes
 from .index import Axis, Index
 from .ir import Buffer, Expr, Kernel, Load, Put, Reduced, Store, Total, walk
 
@@ -49,8 +50,13 @@ def places(kernel: Kernel, keeps: bool) -> Mapping[str, Sequence[Buffer]]:
         own = written[name]
         if is_dense(own):
             fitting = [b for b in by_access.get(_access(store.at, own), ()) if read[b.name][1].is_by(moment, keeps)]
-            found[name] = sorted(fitting, key=lambda b: (b.shape, b.strides) != (own.shape, own.strides))
+            found[name] = sorted(fitting, key=lambda b: not _lies_like(b, own))
     return found
+
+
+def _lies_like(buffer: Buffer, own: Buffer) -> bool:
+    """Whether it is known to have the same sizes and strides: which buffer is taken first ties no program to a size."""
+    return same_sizes(buffer.shape, own.shape) and same_sizes(buffer.strides, own.strides)
 
 
 def is_dense(buffer: Buffer) -> bool:

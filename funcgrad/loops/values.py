@@ -18,7 +18,7 @@ import torch
 from attrs import frozen
 
 from ..errors import GraphError
-from ..symbolic.known import is_few
+from ..symbolic.known import is_few, same_sizes
 from ..symbolic.sizes import Size, hint
 from .index import ZERO, Axis, Bound, Index, at_axis, bounded, flat, row_major, substitute, unravel
 
@@ -337,7 +337,7 @@ def look(value: Value, shape: Sequence[int], where: Sequence[Index]) -> Value:
     if isinstance(value, Number):
         return number(value.value, value.dtype, shape)
     value, where = _element(value, where)
-    if where == own_index(shape) and shape == value.shape:
+    if where == own_index(shape) and same_sizes(shape, value.shape):
         return value
     return made(View, shape, value.dtype, value, where)  # type: ignore[no-any-return]
 
@@ -345,7 +345,7 @@ def look(value: Value, shape: Sequence[int], where: Sequence[Index]) -> Value:
 def reshape(value: Value, shape: Sequence[int]) -> Value:
     """The same elements in row-major order."""
     shape = tuple(shape)
-    if shape == value.shape:
+    if same_sizes(shape, value.shape):
         return value
     if math.prod(shape) == 0 or isinstance(value, Number):
         return look(value, shape, [ZERO] * len(value.shape))

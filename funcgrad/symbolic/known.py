@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from .polynomials import divided
@@ -12,6 +13,11 @@ def same(a: Any, b: Any) -> bool:
     """Whether two sizes are known to be equal in every call; leaves no guard."""
     difference = a - b
     return isinstance(difference, int) and difference == 0
+
+
+def same_sizes(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether these are as many, each known to be equal to the other's in every call; leaves no guard."""
+    return len(a) == len(b) and all(map(same, a, b))
 
 
 def divides(by: Any, size: Any) -> bool:

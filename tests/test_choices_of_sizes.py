@@ -1,0 +1,50 @@
+"""What the compiler chooses by sizes asks what is known of them: a batch that is as large as something else of the
+program, a number of classes or of features, when its size becomes a symbol, leaves no guard that ties the program to
+it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import funcgrad as fg
+
+
+def looked_up_and_turned(x: Tensor, w: Tensor) -> Tensor:
+    """What dies has the turned sizes of what is written in its place."""
+    return w[:, x.argmax(1)].T.tanh().sum()
+
+
+def recurrence(x: Tensor, w: Tensor) -> Tensor:
+    """A reduction of as many elements as another one has rows."""
+    transition, emission = w[:, :3].log_softmax(1), w.log_softmax(1)
+    at = (x.abs() * 10).long() % 5
+    alpha = w[:, 0].log_softmax(0) + emission[:, at[:, 0]].T
+    for t in range(1, at.shape[1]):
+        alpha = torch.logsumexp(alpha[:, :, None] + transition, 1) + emission[:, at[:, t]].T
+    return -alpha.logsumexp(1).mean()
+
+
+def classified(x: Tensor, w: Tensor) -> Tensor:
+    hidden = torch.tanh(x @ w.T)
+    return F.cross_entropy(hidden @ w[:, :3], torch.arange(len(x)) % 3) + hidden.T.square().sum()
+
+
+@pytest.mark.parametrize("f", [looked_up_and_turned, recurrence, classified], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("transform", ["jit", "grad"])
+def test_a_size_that_equals_another_one_now_ties_the_program_to_nothing(
+    f: Callable[[Tensor, Tensor], Tensor], transform: str
+) -> None:
+    torch.manual_seed(0)
+    compiled = fg.jit(f) if transform == "jit" else fg.grad_compiled(f, argnums=1)
+    w = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    for batch in (2, 3, 4, 7, 5, 9):
+        x = torch.randn(batch, 5, dtype=torch.float64)
+        want = torch.autograd.grad(f(x, w), w)[0]
+        got = torch.autograd.grad(compiled(x, w), w)[0] if transform == "jit" else compiled(x, w)
+        torch.testing.assert_close(got, want)
+    assert compiled.cache_info().misses == 2, compiled.explain_miss(x, w)
