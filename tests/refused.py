@@ -2397,6 +2397,29 @@ row(
 )
 
 
+# ── calls of one program ─────────────────────────────────────────────────────────────────────────────────────────────
+
+mistake(
+    "a program of another size",
+    ARGUMENT,
+    "x: shape was (2,), now (3,)",
+    lambda x: fg.jit(doubled).program(torch.ones(2))(x),
+    numbers,
+    fixed=lambda x: fg.jit(doubled)(x),
+    transform=undifferentiated,
+    where=None,
+)
+row(
+    "a program under vmap",
+    tracing.PROGRAM_UNDER_TRANSFORM,
+    lambda x: torch.func.vmap(fg.jit(doubled).program(x))(x),
+    numbers,
+    fixed=lambda x: torch.func.vmap(fg.jit(doubled))(x),
+    transform=undifferentiated,
+    where=None,
+)
+
+
 ELSEWHERE = {
     fg.VerificationError: "a defect: what a program computes is not what eager PyTorch does (test_store.py makes one)",
     fg.BuildError: "a matter of the machine: no compiler, or one that fails",

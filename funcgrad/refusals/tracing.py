@@ -461,3 +461,8 @@ SEEDED_BY_OLD_METHOD = Refusal(
     "the function sets the state of the random generator by a method it took before",
     "torch.manual_seed",
 )
+PROGRAM_UNDER_TRANSFORM = Refusal(
+    UnsupportedTransformError,
+    "a program of {0} was called under a transform of torch.func",
+    "call the compiled function: it makes a program for the transform",
+)

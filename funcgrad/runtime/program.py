@@ -7,8 +7,9 @@ from typing import Any
 
 from attrs import field, frozen
 
+from .. import refusals
 from ..capture.facts import Facts
-from ..errors import ArgumentError, UnsupportedTransformError
+from ..errors import ArgumentError
 from ..executable import Executable
 from ..graph_primitives import PathMiss
 from ..joint import Joint
@@ -75,10 +76,7 @@ class Program(Shown):
         ``UnsupportedTransformError`` under a transform of torch.func, whose tensors no program is for.
         """
         if transforms_or_duals():
-            raise UnsupportedTransformError(
-                f"a program of {self.name} was called under a transform of torch.func",
-                fix="call the compiled function: it makes a program for the transform",
-            )
+            raise refusals.PROGRAM_UNDER_TRANSFORM(self.name)
         try:
             result = self.run(args, kwargs)
         except PathMiss as miss:
