@@ -438,8 +438,7 @@ class _DryRun:
         is_base = (lambda _, root: has_history(root)) if self._splits else None
         stores = self._given_memory(named, slot_of)
         replaced = [lineage.current(self._mirrored[id(t)].seen) for slot, t in named if slot in stores]
-        kept = self._left.stores if self._left is not None else {}
-        firsts = set() if self._left is None else set(map(str, self._left.firsts))
+        kept, firsts = ({}, set[Stored]()) if self._left is None else (self._left.stores, self._left.firsts)
         extra: dict[NewMemory | NewGradient | Stored, Tensor] = {
             slot: kept_apart(self.trace.named(new), self._splits, lineage) for slot, new in kept.items()
         }

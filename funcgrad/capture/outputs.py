@@ -25,7 +25,7 @@ from ..autograd_state import (
     view_base,
 )
 from ..graphs import type_now
-from ..slots import Arg, Base, Captured, Out, Slot
+from ..slots import Arg, Base, Captured, Out, Slot, Stored
 from .floats import NotSymbolicError
 from .lineage import Lineage
 from .questions import set_by_function
@@ -78,14 +78,14 @@ def look_at_outputs(
     out_slot: Callable[[str], Slot],
     is_base: Callable[[Slot, Tensor], bool] | None,
     varying: Collection[str] = (),
-    firsts: Collection[str] = (),
+    firsts: Collection[Stored] = (),
 ) -> tuple[tuple[OutputFact, ...], dict[Base, Tensor]]:
     """The facts of each output, and the intermediates that several of them are views of.
 
     ``slot_of`` names the stand-ins by identity, ``out_slot`` an output by its path. ``is_base`` decides whether an
     intermediate that several outputs are views of is a base: only where autograd must know that they share it. With
     None, outputs are not compared with each other (those of a gradient depend on how it is traced). ``varying``: the
-    paths of numbers that are no constants; ``firsts``: those of what is stored where nothing was.
+    paths of numbers that are no constants; ``firsts``: what is stored where nothing was.
     """
     first: dict[int, str] = {}
     for path, leaf in zip(paths, leaves, strict=True):
@@ -136,7 +136,8 @@ def look_at_outputs(
         else:
             is_dynamic = path in varying or isinstance(leaf, (SymInt, SymFloat, SymBool))
             found.append(OutputFact(path, type_now(leaf), is_dynamic, False, False, None, leaf))
-    _refuse_leaves([(path, v) for path, v in zip(paths, leaves, strict=True) if isinstance(v, Tensor)], slot_of, firsts)
+    tensors = [(path, v) for path, v in zip(paths, leaves, strict=True) if isinstance(v, Tensor)]
+    _refuse_leaves(tensors, slot_of, {*map(str, firsts)})
     return tuple(found), bases
 
 
