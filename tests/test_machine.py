@@ -49,7 +49,7 @@ SQUARE = torch.zeros(512, 512)
         (twice, (SQUARE,), "additions", [2, 1], [1, 1]),
         # a function of a number for each row has a loop of its own, or is done by the lanes of a tile
         (short_rows, (ROWS,), "columns_beside_a_function", [2, 1, 1], [1]),
-        (side_by_side, (SQUARE, SQUARE), "launch", [1, 1], [2]),
+        (side_by_side, (SQUARE, torch.ones(512, 512)), "launch", [1, 1], [2]),
     ],
 )
 def test_fusion_and_rematerialisation(f, args, figure, on_cpu, on_gpu):
