@@ -701,7 +701,6 @@ def unrolled_optimiser(t, o):
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.sweep(2)
 def test_a_program(name):
     eager = Transforms(None)
     wanted = PROGRAMS[name](eager)
@@ -711,6 +710,5 @@ def test_a_program(name):
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", LOOPS)
-@pytest.mark.sweep(2)
 def test_a_program_with_loops(name):
     same(LOOPS[name](Transforms(-1), Loops(True)), LOOPS[name](Transforms(None), Loops(False)))
