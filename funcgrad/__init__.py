@@ -4,6 +4,7 @@ from . import checkpoint_policies
 from .engine.region import compiled_autograd
 from .errors import (
     AliasContractError,
+    ArchiveError,
     ArgumentError,
     AutocastWarning,
     AuxError,
@@ -43,6 +44,7 @@ from .errors import (
     VerificationError,
 )
 from .options import Options
+from .runtime.archive import LoadedProgram, load
 from .runtime.program import Program
 from .stages import StageEvent, watch_compile
 from .transforms.callbacks import opaque, pure_callback
@@ -66,6 +68,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AliasContractError",
+    "ArchiveError",
     "ArgumentError",
     "AutocastWarning",
     "AuxError",
@@ -83,6 +86,7 @@ __all__ = [
     "GraphError",
     "ImpureFunctionError",
     "LargeBaseWarning",
+    "LoadedProgram",
     "MissingCompilerWarning",
     "MutationError",
     "NonDifferentiableArgumentError",
@@ -121,6 +125,7 @@ __all__ = [
     "jit",
     "jvp_compiled",
     "linearize_compiled",
+    "load",
     "no_retrace",
     "opaque",
     "pure_callback",

@@ -188,6 +188,10 @@ class CacheTrustError(FuncgradError, RuntimeError):
     """The cache directory is not safe to read programs from: others may write to it."""
 
 
+class ArchiveError(FuncgradError, RuntimeError):
+    """A program cannot be written to a file, or a file holds none that runs here."""
+
+
 class UnresolvedCaptureWarning(UserWarning):
     """A tensor the function closes over could not be traced back to where it lives; a rebinding would go unnoticed."""
 

@@ -51,7 +51,7 @@ class Partitioned:
     @property
     def unbuilt(self) -> Executable:
         """Of what is compiled elsewhere, as a part of something larger: no kernels."""
-        return Executable(self.joint, self.partition, self.graphs, (), (), (), ())
+        return Executable(self.joint, self.backend, self.partition, self.graphs, (), (), (), ())
 
 
 @frozen(eq=False, repr=False)
@@ -61,6 +61,7 @@ class Executable(Shown):
     takes a list, and empties it."""
 
     joint: Joint
+    backend: Backend
     partition: Partition
     graphs: tuple[Graph, ...]
     kernels: tuple[Kernels, ...] = field(converter=Several[Kernels])
@@ -145,5 +146,12 @@ def build_all(found: Partitioned, stages: Stages) -> Executable:
     with stages("build"):
         runnables = tuple(map(found.backend.build, sources))
     return Executable(
-        found.joint, found.partition, found.graphs, kernels, schedules, tuple(itertools.chain(*sources)), runnables
+        found.joint,
+        found.backend,
+        found.partition,
+        found.graphs,
+        kernels,
+        schedules,
+        tuple(itertools.chain(*sources)),
+        runnables,
     )

@@ -14,6 +14,7 @@ import itertools
 import pickle
 import queue
 import random
+import tempfile
 import types
 import weakref
 from collections.abc import Callable
@@ -2415,6 +2416,66 @@ row(
     lambda x: torch.func.vmap(fg.jit(doubled).program(x))(x),
     numbers,
     fixed=lambda x: torch.func.vmap(fg.jit(doubled))(x),
+    transform=undifferentiated,
+    where=None,
+)
+
+
+# ── programs in files ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def in_a_file(c: Callable[..., Any], *args: Any) -> Any:
+    """A program that was saved, and loaded again."""
+    with tempfile.TemporaryDirectory() as folder:
+        c.program(*args).save(f"{folder}/program")
+        return fg.load(f"{folder}/program")
+
+
+row(
+    "saved: an opaque call",
+    tracing.NOT_SAVED,
+    lambda x: in_a_file(fg.jit(lambda x: fg.pure_callback(torch.sin, x, x)), x)(x),
+    numbers,
+    fixed=lambda x: torch.sin(in_a_file(fg.jit(doubled), x)(x)),
+    transform=undifferentiated,
+    where=None,
+)
+row(
+    "loaded: a second derivative",
+    tracing.LOADED_DERIVATIVE,
+    lambda x: in_a_file(fg.jit(torch.sin), x)(x),
+    leaf,
+    fixed=lambda x: in_a_file(fg.grad_compiled(lambda x: x.sin().sum()), x.detach())(x.detach()) * x,
+    transform=undifferentiated,
+    calls=lambda c, args: torch.autograd.grad(c(*args).sum(), args[0], create_graph=True)[0].detach(),
+    where="the backward pass",
+)
+row(
+    "loaded: a gradient for one result, of any size",
+    tracing.LOADED_NARROWED,
+    lambda x: in_a_file(fg.jit(lambda x: (x.sin(), x.cos()), dynamic=True), x)(x)[0],
+    leaf,
+    fixed=lambda x: in_a_file(fg.jit(lambda x: (x.sin(), x.cos()), dynamic=False), x)(x)[0],
+    transform=undifferentiated,
+    calls=once,
+    where="the backward pass",
+)
+row(
+    "loaded: under vmap",
+    tracing.LOADED_UNDER_TRANSFORM,
+    lambda x: torch.func.vmap(in_a_file(fg.jit(doubled), x[0]))(x),
+    numbers,
+    fixed=lambda x: in_a_file(fg.vmap_compiled(doubled), x)(x),
+    transform=undifferentiated,
+    where=None,
+)
+mistake(
+    "loaded: another size",
+    ARGUMENT,
+    "x: shape was (2,), now (3,)",
+    lambda x: in_a_file(fg.jit(doubled), torch.ones(2))(x),
+    numbers,
+    fixed=lambda x: in_a_file(fg.jit(doubled), torch.ones(3))(x),
     transform=undifferentiated,
     where=None,
 )

@@ -28,7 +28,7 @@ import funcgrad as fg
 from funcgrad.backends import choose, triton, triton_language
 from funcgrad.backends.c_language import C
 from funcgrad.backends.fused import TritonBackend
-from funcgrad.backends.fused_python import wrong_index
+from funcgrad.backends.fused_python import WrongIndex
 from funcgrad.backends.triton_language import Triton
 from funcgrad.engine.region import reset
 from funcgrad.loops.ir import Kernel
@@ -395,7 +395,7 @@ def test_an_index_that_is_wrong_on_a_cuda_device():
     with pytest.raises(
         IndexError, match=r"an index is out of bounds, in one of\n  aten.index.Tensor\(sin, \[i\]\) test_triton.py:"
     ):
-        wrong_index(graph, None, None)
+        WrongIndex(graph)(None, None)
 
 
 def on_cuda(f, *args):

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from attrs import evolve, frozen
+
 from ..graphs import Graph
 from ..loops.lower import Target
 from ..memory.schedule import Kernels, Schedule
@@ -14,13 +16,34 @@ from ..source import Source
 Runnable = Callable[..., Sequence[Any]]
 
 
+@frozen(eq=False)
+class Emitted:
+    """A body of control flow whose sources are there: what a saved program has in the place of its graph."""
+
+    sources: tuple[Source, ...]
+
+
+def emitted_bodies(backend: Backend, sources: Sequence[Source]) -> tuple[Source, ...]:
+    """Sources that name no graph of a body, but what was emitted of it."""
+
+    def emitted(value: Any) -> Any:
+        if not isinstance(value, Graph):
+            return value
+        return Emitted(emitted_bodies(backend, backend.emit(backend.schedule(backend.lower(value)))))
+
+    return tuple(evolve(s, names={name: emitted(v) for name, v in s.names.items()}) for s in sources)
+
+
 def compiled_bodies(backend: Backend, names: Mapping[str, Any]) -> dict[str, Any]:
     """What printed Python refers to by name: bodies of control flow as functions that the same backend has compiled,
     each once."""
-    return {
-        name: backend.build(backend.emit(backend.schedule(backend.lower(value)))) if isinstance(value, Graph) else value
-        for name, value in names.items()
-    }
+
+    def compiled(value: Any) -> Any:
+        if isinstance(value, Graph):
+            return backend.build(backend.emit(backend.schedule(backend.lower(value))))
+        return backend.build(value.sources) if isinstance(value, Emitted) else value
+
+    return {name: compiled(value) for name, value in names.items()}
 
 
 class Backend(Protocol):

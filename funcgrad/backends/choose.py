@@ -26,6 +26,11 @@ def choose_backend(options: Options, graph: Graph) -> Backend:
     name = ENVIRONMENT.backend or "auto" if options.backend == "auto" else options.backend
     if name == "auto":
         name = "aten" if options.numerics == "eager" else _fastest(device)
+    return backend_named(name, device)
+
+
+def backend_named(name: str, device: torch.device) -> Backend:
+    """A backend for tensors of a device. Raises ``BuildError`` where it cannot run here."""
     if name == "c":
         _require_compiler()
         return CBackend()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
+from attrs import define, frozen
 from torch import Tensor, fx
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
@@ -69,7 +69,7 @@ def print_python(
             own = [name.removeprefix(PREFIX) for name in sizes.get(step.name, ())]
             call = f"{step.name}({', '.join((*buffers, *own))})"
             if step.checks:
-                otherwise = printer.name("wrong_index", functools.partial(wrong_index, graph))
+                otherwise = printer.name("wrong_index", WrongIndex(graph))
                 call = f"if {call}: {otherwise}({', '.join(n.name for n in graph.placeholders)})"
             lines.append(f"    {call}")
             lines += [f"    # {kernel.name}: {', '.join(kernel.computes)}" for kernel in step.kernels]
@@ -138,26 +138,54 @@ def _unless_held(printer: Printer, name: str) -> str:
     return f"    if {others}: {name} = {name}.clone()"
 
 
-def wrong_index(graph: Graph, *inputs: Any) -> NoReturn:
-    """A kernel found an index that is out of bounds, or a matrix that is singular. Nothing is written to yet: run the
-    graph as ATen, which raises what it raises.
+@define(eq=False)
+class WrongIndex:
+    """Called with the inputs of a graph where a kernel found an index that is out of bounds, or a matrix that is
+    singular. Nothing is written to yet: run the graph as ATen, which raises what it raises.
 
     On a GPU that would end all work of the process there, and an opaque call runs once: the calls that may be wrong are
     named instead.
     """
+
+    graph: Graph
+    _checks: _Checks | None = None
+
+    @property
+    def checks(self) -> _Checks:
+        """What is asked of the lowered graph where something is wrong, and when it is saved."""
+        self._checks = self._checks or _checks_of(self.graph)
+        return self._checks
+
+    def __call__(self, *inputs: Any) -> NoReturn:
+        found = self.checks
+        if not found.may_run_again:
+            raise found.error("\n  ".join([f"{found.what}, in one of", *found.calls]))
+        with own_draws(), torch.no_grad():
+            self.graph.run(*inputs)
+        raise found.error(found.what)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WrongIndex, (self.graph, self.checks)
+
+
+@frozen
+class _Checks:
+    """What may be wrong in a graph."""
+
+    error: type[Exception]
+    what: str
+    calls: tuple[str, ...]
+    may_run_again: bool
+
+
+def _checks_of(graph: Graph) -> _Checks:
     checks = lower(graph).checks
+    error, what = IndexError, "an index is out of bounds"
     if all(node.target is torch.ops.aten._linalg_check_errors.default for node in checks):
-        error: type[Exception] = LinAlgError
-        what = "a matrix is singular, or not positive definite"
-    else:
-        error, what = IndexError, "an index is out of bounds"
+        error, what = LinAlgError, "a matrix is singular, or not positive definite"
     is_repeatable = not any(isinstance(n.target, Opaque) and not n.target.is_pure for n in graph.fx.nodes)
-    if device_of(graph).type != "cpu" or not is_repeatable:
-        calls = [f"{call_text(node)} {where_of(node) or ''}".rstrip() for node in checks]
-        raise error("\n  ".join([f"{what}, in one of", *calls]))
-    with own_draws(), torch.no_grad():
-        graph.run(*inputs)
-    raise error(what)
+    calls = tuple(f"{call_text(node)} {where_of(node) or ''}".rstrip() for node in checks)
+    return _Checks(error, what, calls, device_of(graph).type == "cpu" and is_repeatable)
 
 
 def _needs_layout(step: Call) -> bool:

@@ -13,7 +13,8 @@ from ..show.shown import Shown
 from ..show.units import in_bytes
 from ..slots import Arg, Base, Captured, Final, Input, NewGradient, NewMemory, Onward, Out, Slot, Stored
 from ..slots import State as StateSlot
-from ..state.guards import Place
+from ..state.guards import Place, is_plain
+from ..state.said import is_read, shown
 from ..state.state import State
 from .capture_sources import GradientOf, Origin
 from .floats import NotSymbolicError
@@ -181,6 +182,11 @@ class Facts(Shown):
     def symbols(self) -> frozenset[str]:
         """The names of numbers of Python state that are inputs."""
         return frozenset(slot.path for slot, _ in self.numbers)
+
+    def assumed(self) -> list[tuple[str, str]]:
+        """The plain values that are taken for granted of the Python state that the function reads."""
+        read = (guard for guard in self.state.guards if is_read(guard) and is_plain(guard.value))
+        return [(str(guard.place), shown(guard)) for guard in read]
 
     def is_leaf(self, slot: Slot) -> bool:
         """Whether the function does to an input what can only be done to a leaf, so that it must be one in the

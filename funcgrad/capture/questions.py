@@ -44,6 +44,9 @@ class _Absent:
     def __repr__(self) -> str:
         return "absent"
 
+    def __reduce__(self) -> str:
+        return "ABSENT"  # the one of its module
+
 
 ABSENT = _Absent()
 """The value of an attribute that a tensor does not have."""

@@ -17,7 +17,7 @@ import torch
 
 from .. import slots, subclasses
 from ..capture import memory, views
-from ..torch_private.operators import is_operator
+from ..torch_private.operators import is_operator, operator_named
 from . import effects, statements
 
 _ROOMS: tuple[ModuleType, ...] = (slots, views, memory, subclasses, effects, statements)
@@ -69,17 +69,10 @@ def from_data(data: Any, objects: Sequence[Any]) -> Any:
         if name in data:
             return kind(from_data(v, objects) for v in data[name])
     if "operator" in data:
-        return _operator(data["operator"])
+        return operator_named(data["operator"])
     if "dtype" in data:
         return getattr(torch, data["dtype"])
     if "object" in data:
         return objects[data["object"]]
     fields = {name: from_data(v, objects) for name, v in data.items() if name != "kind"}
     return _vocabulary()[data["kind"]](**fields)
-
-
-def _operator(name: str) -> Any:
-    """An operator by its full name: ``aten::mul.Tensor``."""
-    namespace, _, rest = name.partition("::")
-    base, _, overload = rest.partition(".")
-    return getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")

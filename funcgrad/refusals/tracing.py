@@ -5,6 +5,7 @@ from __future__ import annotations
 from attrs import evolve
 
 from ..errors import (
+    ArchiveError,
     CapturedTransformError,
     DataDependentControlFlowError,
     DataDependentShapeError,
@@ -460,6 +461,31 @@ SEEDED_BY_OLD_METHOD = Refusal(
     UnsupportedTransformError,
     "the function sets the state of the random generator by a method it took before",
     "torch.manual_seed",
+)
+NOT_SAVED = Refusal(ArchiveError, "this program cannot be saved: {0}", "{1}")
+NO_PROGRAM = Refusal(ArchiveError, "this file is no program", "save one: fg.jit(f).program(*args).save(path)")
+SAVED_BY_ANOTHER = Refusal(
+    ArchiveError, "this program was saved with {0}; here is {1}", "save it again with what is here, or install that"
+)
+NEEDS_MORE = Refusal(
+    ArchiveError,
+    "this program needs what is not here ({0})",
+    "before it is loaded, import the module that defines it, and what registers its operators",
+)
+LOADED_DERIVATIVE = Refusal(
+    ArchiveError,
+    "a program of {0} that was loaded is differentiated once, not twice: its function is not here",
+    "save a program of the derivative: fg.grad_compiled(f).program(*args)",
+)
+LOADED_NARROWED = Refusal(
+    ArchiveError,
+    "a program of {0} for any size was loaded, and a gradient comes in for some of its results alone",
+    "let the loss depend on all results, or save a program with dynamic=False",
+)
+LOADED_UNDER_TRANSFORM = Refusal(
+    UnsupportedTransformError,
+    "a program of {0} that was loaded was called inside a trace, or under a transform of torch.func",
+    "save a program of the transformed function: fg.vmap_compiled(f).program(*args)",
 )
 PROGRAM_UNDER_TRANSFORM = Refusal(
     UnsupportedTransformError,

@@ -30,7 +30,7 @@ from ..state.state import print_effects, require_not_put_back
 from ..state.state import print_guards as print_state
 from ..symbolic.sizes import symbols_in
 from ..trees import Node, Tree, count, print_flatten, print_unflatten
-from .captured import CapturedCall
+from .captured import Around
 from .donation import Donation
 from .execute import Differentiable
 from .key_guards import print_guards, symbol_values
@@ -46,28 +46,26 @@ class _Miss:
     def __repr__(self) -> str:
         return "MISS"
 
+    def __reduce__(self) -> str:
+        return "MISS"  # the one of its module
+
 
 MISS: Any = _Miss()
 """What a printed call returns when its program does not fit the arguments."""
 
 
 def print_call(
-    found: CapturedCall,
-    statements: Sequence[Statement],
-    joint: Joint,
-    kernel: Runnable,
-    lock: AbstractContextManager[Any],
-    donation: Donation | None = None,
+    around: Around, kernel: Runnable, lock: AbstractContextManager[Any], donation: Donation | None = None
 ) -> Source:
     """The whole call as one flat function: take apart, compare with the key, run the kernel, put together.
 
     ``donation``: the inputs whose memory the kernel takes. ``lock`` is held by one that has effects: what it compares,
     reads, computes and writes back is one step to other threads. It returns ``MISS`` where the program does not fit.
     """
-    key, facts = found.key, found.facts
-    examples = [*found.inputs.leaves, *found.tensors.values()]
+    key, facts, statements, joint = around.key, around.facts, around.statements, around.joint
+    examples = around.examples
     names = _Names(() if joint.sizes is None else joint.sizes.symbols)
-    constants: dict[str, Any] = {"MISS": MISS, "kernel": kernel, "root": found.root}
+    constants: dict[str, Any] = {"MISS": MISS, "kernel": kernel, "root": around.root}
     otherwise = "return MISS"
     leaf_names = [names.fresh(path) for path in key.paths]
     captured_names = [names.fresh(str(c.slot)) for c in facts.captured]
@@ -106,7 +104,7 @@ def print_call(
     lines += [f"if {variables[slot]}.is_leaf is not {is_leaf}: {otherwise}" for slot, is_leaf in facts.leaves.items()]
     lines += [f"if {variables[slot]}.grad is not None: {otherwise}" for slot in facts.gradless]
     layered = print_statements(statements, variables, "kernel", names.fresh, constants, inner_names)
-    if found.grad and not key.ambient.grad_mode:
+    if around.grad and not key.ambient.grad_mode:
         constants["enable_grad"] = torch.enable_grad
         layered = ["with enable_grad():", *(f"    {line}" for line in layered)]
     layered = _tentative(layered, statements, joint, variables, constants)
@@ -121,7 +119,7 @@ def print_call(
     if facts.state.late.left and isinstance(kernel, Differentiable):
         layered.append("kernel.note_left()")
     lines += layered
-    if not found.is_pure:
+    if not around.is_pure:
         constants["lock"] = lock
         lines[locked:] = ["with lock:", *(f"    {line}" for line in lines[locked:])]
     # not while it holds the lock: what it is printed to may wait for another call

@@ -53,6 +53,25 @@ class Outline:
 
 
 @frozen(eq=False)
+class Hollow:
+    """What is left of a wrapper subclass without the values of its inner tensors."""
+
+    wrapping: Wrapping
+    inner: tuple[Outline, ...]
+    requires_grad: bool
+
+    @staticmethod
+    def of(t: Tensor) -> Hollow:
+        wrapping = Wrapping.of(t)
+        assert wrapping is not None
+        return Hollow(wrapping, tuple(map(Outline.of, inner_tensors(t))), t.requires_grad)
+
+    def empty(self) -> Tensor:
+        """A tensor like it."""
+        return self.wrapping.build(outline.empty() for outline in self.inner).requires_grad_(self.requires_grad)
+
+
+@frozen(eq=False)
 class CotangentLayout:
     """What a backward pass was compiled for: how an incoming gradient is made, and how its inner tensors lie."""
 

@@ -26,9 +26,10 @@ from ..capture.autocast import autocast_as
 from ..capture.views import Step, take
 from ..errors import FuncgradError
 from ..generators import Drawn, OwnDraws, mark_of, own_draws, state_of
+from ..passes.traced_passes import TracedPasses
 from ..slots import Final, Grad, Late, Slot
 from ..state.late import Left
-from ..subclasses import Wrapping, inner_tensors, overwrite
+from ..subclasses import Wrapping, overwrite
 from ..torch_private.autograd import (
     any_autocast,
     below_autograd,
@@ -38,7 +39,7 @@ from ..torch_private.autograd import (
 )
 from ..torch_private.levels import is_mapped
 from ..torch_private.tensors import is_wrapper_subclass
-from .cotangents import CotangentLayout, Outline
+from .cotangents import CotangentLayout, Hollow, Outline
 from .gates import applied
 from .halves import Half, Halves
 from .late_state import LateState
@@ -102,6 +103,8 @@ class Differentiable:
     draws: tuple[Drawn, ...]
     """What forward draws random numbers from: a derivative that runs it again must draw the same."""
     name: str
+    passes: TracedPasses | None
+    """All that was traced of backward; None where nothing was."""
     late: LateState | None
     """What backward reads of Python state; None: nothing."""
     why_apart: str | None
@@ -306,7 +309,7 @@ def _ran(ctx: Any, program: Differentiable, given: tuple[Mapping[int, Tensor], S
     # runs). Not among the saved tensors: eager PyTorch lets a bias be updated before
     # backward. An input whose values no derivative needs may die when the caller lets it go.
     ctx.inputs = [
-        v if i in at.needed or not isinstance(v, Tensor) else (_Hollow if i in at.subclasses else Outline).of(v)
+        v if i in at.needed or not isinstance(v, Tensor) else (Hollow if i in at.subclasses else Outline).of(v)
         for i, v in ((i, first.get(i, v)) for i, v in enumerate(inputs))
     ]
     ctx.given = [weakref.ref(v) if isinstance(v, Tensor) else None for v in inputs]
@@ -347,7 +350,7 @@ def _gradients(ctx: Any, incoming: Sequence[Tensor | None], asked: Callable[[], 
             (v, version) for v, version in zip(ctx.inputs, ctx.versions, strict=True) if isinstance(v, Tensor)
         )
         places = at.requires_grad
-        values = [v.empty() if isinstance(v, (Outline, _Hollow)) else v for v in ctx.inputs]
+        values = [v.empty() if isinstance(v, (Outline, Hollow)) else v for v in ctx.inputs]
         given = [None if one is None else one() for one in ctx.given]
         try:
             if program.draws:
@@ -427,25 +430,6 @@ def _saved(ctx: Any, here: Sequence[bool]) -> Sequence[Tensor | None]:
         left = [None if v is None else v.detach() for v in saved] if len(ctx.gone) < len(here) else None
         ctx.left = None if left is None else (left, [(v, version_of(v)) for v in left if v is not None])
     return saved  # type: ignore[no-any-return]
-
-
-@frozen(eq=False)
-class _Hollow:
-    """What is left of a wrapper subclass without the values of its inner tensors."""
-
-    wrapping: Wrapping
-    inner: tuple[Outline, ...]
-    requires_grad: bool
-
-    @staticmethod
-    def of(t: Tensor) -> _Hollow:
-        wrapping = Wrapping.of(t)
-        assert wrapping is not None
-        return _Hollow(wrapping, tuple(map(Outline.of, inner_tensors(t))), t.requires_grad)
-
-    def empty(self) -> Tensor:
-        """A tensor like it."""
-        return self.wrapping.build(outline.empty() for outline in self.inner).requires_grad_(self.requires_grad)
 
 
 def _ahead(leaf: Any, steps: Sequence[Step]) -> Any:

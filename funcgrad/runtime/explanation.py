@@ -13,8 +13,7 @@ from ..graphs import where_of
 from ..show.parts import Doc, Table
 from ..show.shown import Shown
 from ..show.text import elided
-from ..state.guards import Guard
-from ..state.names import package
+from ..state.said import is_read, shown
 from .donation import UNUSED, taken_in
 from .key import DynamicSpec, StaticSpec
 from .program import Program
@@ -24,20 +23,6 @@ _AGAIN = {
     DynamicSpec: "none: it is a symbol",
 }
 _OF_A_TENSOR = "another dtype, device or requires_grad; another size: at first once, then a symbol"
-
-
-def _shown(guard: Guard) -> str:
-    return guard.how if guard.how in ("absent", "present") else re.sub(r" at 0x[0-9a-f]+", "", guard.value_shown)
-
-
-def _is_read(guard: Guard) -> bool:
-    """Whether a guard is on what the function reads, not on which object or class it is read of, or what code runs."""
-    place = guard.place
-    if place.kind == "class":
-        return guard.how != "absent" and not hasattr(type(guard.value), "__get__")
-    if place.kind == "slot":  # not the derivatives that an opaque call was given
-        return not place.key.startswith("__") and package(type(place.owner).__module__) != "funcgrad"
-    return place.kind != "type"
 
 
 @frozen(eq=False, repr=False)
@@ -75,8 +60,8 @@ class Explanation(Shown):
         for guard in facts.state.guards:
             if facts.state.brought.leads(guard):
                 yield str(guard.place), f"any {type(guard.value).__name__}", lines.of(guard.place.name), "another type"
-            elif _is_read(guard):
-                yield str(guard.place), _shown(guard), lines.of(guard.place.name), "another one"
+            elif is_read(guard):
+                yield str(guard.place), shown(guard), lines.of(guard.place.name), "another one"
         for read in self.program.joint.reads:
             again = "what it decides otherwise" if has_symbols(read.value) else "another one: another path"
             yield "a value", elided(repr(read.value), 40), read.where or "in backward", again

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ from ..torch_private.tensors import (
     is_wrapper_subclass,
     storage_id,
 )
-from ..trees import Tree, differences
+from ..trees import LEAF, Node, Tree, differences, flatten
 from .holds import holds, still_answers
 
 Dim = int | str
@@ -264,6 +264,34 @@ def aliasing(tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], ...]:
         lies = (tuple(base.shape), base.stride(), int(base.storage_offset()), base.requires_grad, base.is_leaf)
         pattern.append((memory.index(memory[i]), same, family, itself, int(t.storage_offset()), lies))
     return tuple(pattern)
+
+
+def flatten_call(
+    names: Sequence[str], static: Collection[int], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[list[Any], list[str], Tree]:
+    """The leaves of a call, their paths, and the structure of ``(args, kwargs)``. A static argument is one leaf,
+    whatever it is."""
+    leaves, paths, children = list[Any](), list[str](), list[Tree]()
+    for i, (name, arg) in enumerate(zip(names, args, strict=True)):
+        own, tree, own_paths = ([arg], LEAF, [name]) if i in static else flatten(arg, name)
+        leaves, paths, children = leaves + own, paths + own_paths, [*children, tree]
+    for name, arg in kwargs.items():
+        own, tree, own_paths = flatten(arg, name)
+        leaves, paths, children = leaves + own, paths + own_paths, [*children, tree]
+    n = len(args)
+    positional = Node(tuple, tuple(f"[{i}]" for i in range(n)), None, tuple(children[:n]))
+    keywords = Node(dict, tuple(f"[{k!r}]" for k in kwargs), tuple(kwargs), tuple(children[n:]))
+    return leaves, paths, Node(tuple, ("[0]", "[1]"), None, (positional, keywords))
+
+
+def key_of_arguments(key: CallKey, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallKey:
+    """The key of a call, where what the function closes over is as in another key."""
+    assert isinstance(key.tree, Node) and isinstance(key.tree.children[0], Node)
+    static = {i for i, child in enumerate(key.tree.children[0].children) if child == LEAF}
+    names = [*key.names, *(f"argument {i}" for i in range(len(key.names), len(args)))][: len(args)]
+    leaves, paths, tree = flatten_call(names, static, args, kwargs)
+    specs = tuple(map(spec_of, leaves, paths))
+    return evolve(key, names=tuple(names), tree=tree, paths=tuple(paths), leaves=specs, ambient=Ambient.now())
 
 
 @frozen

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from attrs import field, frozen
 
 from .. import refusals
+from ..backends.backend import Backend
 from ..capture.facts import Facts
 from ..errors import ArgumentError
 from ..executable import Executable
@@ -21,8 +23,9 @@ from ..show.shown import Several, Shown
 from ..show.units import in_bytes, in_seconds
 from ..source import Source
 from ..torch_private.levels import transforms_or_duals
+from .archive import save
 from .call import MISS, build_call
-from .captured import CapturedCall
+from .captured import Around
 from .key import CallKey
 
 
@@ -38,14 +41,13 @@ class Program(Shown):
     """
 
     name: str
-    key: CallKey
-    facts: Facts
+    around: Around
     layers: tuple[Layer, ...] = field(converter=Several[Layer])
-    joint: Joint
     partition: Partition
     kernels: tuple[Kernels, ...] = field(converter=Several[Kernels])
     schedule: tuple[Schedule, ...] = field(converter=Several[Schedule])
     sources: tuple[Source, ...] = field(converter=Several[Source])
+    backend: Backend
     call: Source
     run: Callable[[tuple[Any, ...], dict[str, Any]], Any]
     seconds: Mapping[str, float]
@@ -55,7 +57,7 @@ class Program(Shown):
     @staticmethod
     def of(
         name: str,
-        found: CapturedCall,
+        around: Around,
         layers: tuple[Layer, ...],
         made: Executable,
         call: Source,
@@ -64,10 +66,31 @@ class Program(Shown):
     ) -> Program:
         """What the two halves of the pipeline gave, and the call that was printed of them."""
         return Program(
-            name, found.key, found.facts.released(), layers, made.joint, made.partition, made.kernels, made.schedules,
-            made.sources,
-            call, build_call(call), seconds, misfits,
+            name, around, layers, made.partition, made.kernels, made.schedules, made.sources, made.backend, call,
+            build_call(call), seconds, misfits,
         )  # fmt: skip
+
+    @property
+    def key(self) -> CallKey:
+        return self.around.key
+
+    @property
+    def facts(self) -> Facts:
+        return self.around.facts
+
+    @property
+    def joint(self) -> Joint:
+        return self.around.joint
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the program to a file, from which ``fg.load(path)`` makes it again, in another process, without the
+        function and without a trace.
+
+        What the function reads besides its arguments is in the file as it is now: tensors with their values, numbers
+        and other state as what the program takes for granted (``LoadedProgram.assumes``). Raises ``ArchiveError`` for
+        a program that needs what no file can hold, and leaves a file that is there as it was.
+        """
+        save(path, self.name, self.around, self.sources, self.backend, self.call)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """A call of this very program: nothing is compiled, whatever the arguments are.

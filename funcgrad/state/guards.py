@@ -30,6 +30,9 @@ class _Missing:
     def __repr__(self) -> str:
         return "missing"
 
+    def __reduce__(self) -> str:
+        return "MISSING"  # the one of its module
+
 
 MISSING: Any = _Missing()
 """What a place holds where there is nothing."""

@@ -8,10 +8,21 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
-from attrs import define, field
+from attrs import define, field, frozen
 
 from ..graph_primitives import PathMiss, shapes_of
 from .sizes import Sizes
+
+
+@frozen
+class Conditions:
+    """What ``Sizes`` has found, when a program is done."""
+
+    found: tuple[str, ...]
+    is_closed = True
+
+    def checks(self, symbols: Collection[str]) -> Sequence[str]:
+        return self.found
 
 
 @define(eq=False)
@@ -23,7 +34,7 @@ class SizesOnPath:
     The conditions are all known when the program is done: how it is compiled adds to them.
     """
 
-    sizes: Sizes
+    sizes: Sizes | Conditions
     read: int
     own: Collection[str]
     symbols: Sequence[str]
@@ -37,6 +48,10 @@ class SizesOnPath:
             is_on_path = False
         if not is_on_path:
             raise PathMiss(self.read, found if isinstance(found, (int, float)) else shapes_of(found))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In another process the conditions are known, and what they were found by is not there."""
+        return SizesOnPath, (Conditions(tuple(self.sizes.checks(self.own))), self.read, self.own, self.symbols)
 
     def _written(self) -> Callable[..., bool]:
         conditions = " and ".join(f"({c})" for c in self.sizes.checks(self.own)) or "True"

@@ -20,6 +20,13 @@ def is_operator(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverload)
 
 
+def operator_named(name: str) -> Any:
+    """An operator overload by its full name: ``aten::mul.Tensor``."""
+    namespace, _, rest = name.partition("::")
+    base, _, overload = rest.partition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
+
+
 def operator_of_functions(target: Any) -> str | None:
     """The name of a higher-order operator; None for anything else."""
     return str(target.name()) if isinstance(target, torch._ops.HigherOrderOperator) else None  # type: ignore[no-untyped-call]
@@ -150,12 +157,26 @@ METHODS: dict[Any, str] = {
 """Operators whose method of a tensor makes the very call: Python's way to it takes half the time of the operator's."""
 
 
+@functools.cache
 def direct(op: Any) -> Callable[..., Any]:
     """The shortest way from Python to an operator overload: a method, or its C++ entry without the Python frame
     around it. The Python of a custom one runs with grad mode off, as it does below eager PyTorch's autograd: it may
     ask for ``.numpy()``."""
     call = getattr(torch.Tensor, METHODS[op]) if op in METHODS else op._op if is_operator(op) else op
-    return torch.no_grad()(call) if is_operator(op) and not is_torchs_own(op) else call  # type: ignore[no-any-return]
+    if is_operator(op) and not is_torchs_own(op):
+        call = torch.no_grad()(call)
+    if is_operator(op):
+        _of_direct[id(call)] = call, op
+    return call  # type: ignore[no-any-return]
+
+
+_of_direct: dict[int, tuple[Any, Any]] = {}
+
+
+def operator_called(call: Any) -> Any:
+    """The operator of which ``direct`` gave this; None for any other object."""
+    known, op = _of_direct.get(id(call), (None, None))
+    return op if known is call else None
 
 
 def sdpa_flags() -> tuple[bool, ...]:

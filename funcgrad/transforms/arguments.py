@@ -12,10 +12,9 @@ from ..capture.hidden import require_comparable
 from ..capture.inputs import Inputs
 from ..errors import ArgumentError
 from ..options import Options
-from ..runtime.key import spec_of
+from ..runtime.key import flatten_call, spec_of
 from ..slots import Arg
 from ..state.given import given_of
-from ..trees import LEAF, Node, Tree, flatten
 from .definition import Definition, name_of
 
 
@@ -32,22 +31,10 @@ def take_apart(definition: Definition, options: Options, args: tuple[Any, ...], 
             f"{name_of(definition.root)}",
             fix="leave it out of donate_argnums: what is static is baked in",
         )
-    leaves: list[Any] = []
-    paths: list[str] = []
-    children: list[Tree] = []
     names = definition.argument_names(len(args))
-    for i, (name, arg) in enumerate(zip(names, args, strict=True)):
-        own, tree, own_paths = ([arg], LEAF, [name]) if i in static else flatten(arg, name)
-        leaves, paths, children = leaves + own, paths + own_paths, [*children, tree]
-    for name, arg in kwargs.items():
-        own, tree, own_paths = flatten(arg, name)
-        leaves, paths, children = leaves + own, paths + own_paths, [*children, tree]
+    leaves, paths, both = flatten_call(names, static, args, kwargs)
     for leaf, path in zip(leaves, paths, strict=True):
         _check(definition, leaf, path)
-    n = len(args)
-    positional = Node(tuple, tuple(f"[{i}]" for i in range(n)), None, tuple(children[:n]))
-    keywords = Node(dict, tuple(f"[{k!r}]" for k in kwargs), tuple(kwargs), tuple(children[n:]))
-    both = Node(tuple, ("[0]", "[1]"), None, (positional, keywords))
     inputs = Inputs(tuple(names), tuple(leaves), tuple(map(Arg, paths)), both)
     given = (own for container in inputs.containers(args, kwargs) for own in given_of(container))
     return evolve(inputs, identities={own.variable: id(own.value) for own in given})

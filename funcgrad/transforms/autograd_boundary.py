@@ -139,6 +139,7 @@ def differentiable(
         refused=found.refused,
         draws=_draws(graphs[0], inner),
         name=name_of(found.root),
+        passes=passes,
         late=LateState.of(inner.facts.state.late, ins) if inner.splits else None,
         why_apart=_why_apart(found, made, options),
     )

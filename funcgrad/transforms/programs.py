@@ -30,7 +30,6 @@ from ..errors import FuncgradError, ReadsWarning, RecompileWarning, RetraceError
 from ..executable import Executable, build_all, partition_joint
 from ..generators import outside_own_draws
 from ..graph_primitives import Path, PathMiss, has_symbols, known_now
-from ..layers.layer import statements_of
 from ..layers.stack import with_subclasses
 from ..levels import outside_levels
 from ..options import ENVIRONMENT, Options, log
@@ -387,16 +386,10 @@ class Programs(abc.ABC):
             with stages("print"):
                 layers = with_subclasses(found.layers, made.joint, made.graphs[0].signature, found.facts.differentiable)
                 donation = donation_of(found, made, self._options)
-                call = print_call(
-                    found,
-                    statements_of(layers, found.outer),
-                    made.joint,
-                    self._kernel(found, made),
-                    self._effects_lock,
-                    donation,
-                )
+                around = found.around(layers, made.joint)
+                call = print_call(around, self._kernel(found, made), self._effects_lock, donation)
                 misfits = _misfits(self._definition, self._options)
-                program = Program.of(self.__name__, found, layers, made, call, stages.seconds, misfits)
+                program = Program.of(self.__name__, around.released(), layers, made, call, stages.seconds, misfits)
                 if made.joint.sizes is not None:
                     made.joint.sizes.close()
                 return program

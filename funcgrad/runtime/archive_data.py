@@ -1,0 +1,158 @@
+"""What of a program has a name in another process: the vocabulary in which a file is pickled.
+
+Operators are written by their names, graphs as lists of calls, functions by the modules they stand in. What has no name
+of its own (a closure, a lock, a symbol of a trace) is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import io
+import pickle
+import pkgutil
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor, fx
+
+from .. import graph_primitives
+from ..graphs import Graph
+from ..slots import Signature
+from ..symbolic.sizes import Size
+from ..torch_private.fakes import FakeTensorMode
+from ..torch_private.operators import direct, is_operator, operator_called, operator_named
+
+_KEPT = ("pass", "where", "passage", "write", "absent", "is_gradient")
+"""What half of a backward pass is chosen by (``passes/symbolic_zeros.py``)."""
+
+
+class HasNoName(Exception):  # noqa: N818 it is caught where the program is known
+    """An object that no file can hold."""
+
+
+class Pickler(pickle.Pickler):
+    """Writes what a program is made of."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, Graph):
+            return _graph, (_GraphData.of(obj),)
+        if is_operator(obj):
+            return operator_named, (obj.name(),)
+        if (op := operator_called(obj)) is not None:
+            return direct, (op,)
+        if isinstance(obj, (Size, torch.SymInt, torch.SymFloat, torch.SymBool)):
+            raise HasNoName("a symbol of the trace")
+        if isinstance(obj, types.ModuleType):
+            return importlib.import_module, (obj.__name__,)
+        if isinstance(obj, type) and obj.__module__ == "funcgrad":  # what fx is told of the calls of a graph
+            return _at, (graph_primitives.__name__, obj.__qualname__)
+        if isinstance(obj, types.BuiltinFunctionType) and (place := _ours().get(id(obj))) is not None:
+            return _at, place
+        return NotImplemented
+
+
+def _at(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(module), name)
+
+
+@functools.cache
+def _ours() -> Mapping[int, tuple[str, str]]:
+    """Functions of C++ that have a name in our rooms, by identity: not all have one of their own."""
+    room = importlib.import_module("funcgrad.torch_private")
+    found: dict[int, tuple[str, str]] = {}
+    for info in pkgutil.iter_modules(room.__path__, f"{room.__name__}."):
+        for name, value in vars(importlib.import_module(info.name)).items():
+            if isinstance(value, types.BuiltinFunctionType):
+                found[id(value)] = info.name, name
+    return found
+
+
+def pickled_like(value: Any) -> Any:
+    """A copy that went through a file. Raises what pickling raises."""
+    data = io.BytesIO()
+    Pickler(data).dump(value)
+    return pickle.loads(data.getvalue())
+
+
+# ── graphs ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@frozen
+class _Ref:
+    """A node, by its name."""
+
+    name: str
+
+
+def _ref(node: fx.Node) -> Any:
+    return _Ref(node.name)
+
+
+@frozen
+class _Looks:
+    """A tensor without its values."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+@frozen(eq=False)
+class _GraphData:
+    """A graph as a list of calls. ``is_sized``: whether sizes in it are symbols, of which nothing is left."""
+
+    signature: Signature
+    nodes: tuple[tuple[Any, ...], ...]
+    constants: Mapping[str, Tensor]
+    name: str
+    is_boxed: bool
+    handed_over: frozenset[str]
+    donated: frozenset[str]
+
+    @staticmethod
+    def of(graph: Graph) -> _GraphData:
+        nodes = []
+        for node in graph.fx.nodes:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), _ref)
+            meta = {key: node.meta[key] for key in _KEPT if key in node.meta}
+            nodes.append((node.op, node.name, node.target, args, kwargs, meta, _looks(node.meta.get("val"))))
+        return _GraphData(
+            graph.signature, tuple(nodes), dict(graph.constants), graph.name, graph.is_boxed, graph.handed_over,
+            graph.donated,
+        )  # fmt: skip
+
+
+def _looks(value: Any) -> Any:
+    """What is known of a value, without a trace: None where that is a symbol."""
+    if isinstance(value, (list, tuple)):
+        return [_looks(v) for v in value]
+    if not isinstance(value, Tensor):
+        return value if isinstance(value, (bool, int, float, str)) else None
+    sizes = (*value.shape, *value.stride())
+    if not all(type(n) is int for n in sizes):
+        return None
+    return _Looks(tuple(value.shape), tuple(value.stride()), value.dtype, value.device)
+
+
+def _graph(data: _GraphData) -> Graph:
+    """The graph; nobody's memory is that of another value in it."""
+    made, env, fakes = fx.Graph(), dict[str, fx.Node](), FakeTensorMode()
+
+    def fake(looks: Any) -> Any:
+        if isinstance(looks, list):
+            return [fake(own) for own in looks]
+        if not isinstance(looks, _Looks):
+            return looks
+        with fakes:
+            return torch.empty_strided(looks.shape, looks.stride, dtype=looks.dtype, device=looks.device)
+
+    for op, name, target, refs, named, meta, looks in data.nodes:
+        args, kwargs = fx.node.map_aggregate((refs, named), lambda a: env[a.name] if isinstance(a, _Ref) else a)
+        node = env[name] = made.create_node(op, target, args, kwargs, name)
+        node.meta = meta if op == "output" else {**meta, "val": fake(looks)}
+    return Graph(data.signature, made, data.constants, data.name, data.is_boxed, data.handed_over, data.donated)

@@ -1,0 +1,22 @@
+"""What a program assumes of Python state, as one reads it."""
+
+from __future__ import annotations
+
+import re
+
+from .guards import Guard
+from .names import package
+
+
+def shown(guard: Guard) -> str:
+    return guard.how if guard.how in ("absent", "present") else re.sub(r" at 0x[0-9a-f]+", "", guard.value_shown)
+
+
+def is_read(guard: Guard) -> bool:
+    """Whether a guard is on what the function reads, not on which object or class it is read of, or what code runs."""
+    place = guard.place
+    if place.kind == "class":
+        return guard.how != "absent" and not hasattr(type(guard.value), "__get__")
+    if place.kind == "slot":  # not the derivatives that an opaque call was given
+        return not place.key.startswith("__") and package(type(place.owner).__module__) != "funcgrad"
+    return place.kind != "type"
