@@ -23,7 +23,7 @@ def differs(name, contestant):
     return contestants.difference(contestants.contestant(contestant, BY_NAME[name], inputs)(), expected)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @EVERY_WORKLOAD
 def test_funcgrad_equals_torch_func(name):
     assert differs(name, "funcgrad") < TOLERANCE
@@ -40,7 +40,7 @@ def test_the_function_in_jax_is_the_same_one(name):
     assert differs(name, "jax") < TOLERANCE
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("case", transforms.CASES, ids=lambda case: case.name)
 def test_transforms_agree(case):
     calls, fails = transforms.calls_of(case, True, ["torch.func", "over compiled", "compiled", "jax"])

@@ -134,7 +134,7 @@ def laws_hold(f, make, backend, transform, steps):
         before = limit, memory.measured_peak
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(
     ("transform", "name"), [*itertools.product(["grad_compiled"], NETS), ("jit", "chain"), ("jit", "dropped")]
 )
@@ -154,7 +154,7 @@ def test_what_backward_recorded_and_forward_keeps(backend):
     assert_rounded(torch.autograd.grad(c(x), x), torch.autograd.grad(f(x), x))
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", ["solve", "cholesky", "conv_pool_1d"])
 def test_what_a_small_call_takes_is_predicted(name):
     """Its workspace is measured on made-up numbers, of which pivots must be possible ones; a convolution of 240
@@ -184,7 +184,7 @@ WITH_WORKSPACE = {
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("backend", ["aten", "c"])
 @pytest.mark.parametrize("name", WITH_WORKSPACE)
 def test_what_the_library_allocates_is_predicted(name, backend):
@@ -195,7 +195,7 @@ def test_what_the_library_allocates_is_predicted(name, backend):
     assert use.measured_peak <= 1.02 * use.predicted_peak
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", ["dropped", "transformer"])
 def test_peaks_of_fused_programs_stay_within_budgets(name):
     laws_hold(*NETS[name], "c", "grad_compiled", 3)

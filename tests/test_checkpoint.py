@@ -116,7 +116,7 @@ def test_philox_draws_the_same_numbers_again(how, backend, again):
     torch.testing.assert_close(tuple(fg.grad_compiled(f, rng="philox", backend=backend)(*args)), expected)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("how", AROUND)
 def test_gradients_under_checkpoint_are_those_of_eager(how):
     """Compiled as two halves and as one program; in eager PyTorch, too. The generator is left where eager leaves it."""

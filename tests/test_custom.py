@@ -166,7 +166,7 @@ NEEDS_JVP = {"jacfwd", "jacfwd of jacfwd", "jvp"}
 BOTH = pytest.mark.parametrize("f", [by_vjp, by_jvp])
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @BOTH
 @pytest.mark.parametrize("word", REVERSE)
 @pytest.mark.parametrize("compiled", [False, True])
@@ -331,7 +331,7 @@ def structured_rule(primals, tangents):
     return structured(p, n, x, k), {"sum": made, "parts": Pair(x.exp() * dx, None), "n": None, "name": None}
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("f", [structured_vjp, structured_jvp])
 @pytest.mark.parametrize("of", [lambda f: f, lambda f: fg.jit(f, **OPTIONS)])
 def test_pytrees_integers_and_keywords(f, of, y):

@@ -488,6 +488,7 @@ def test_regions_of_torch_compile(dynamic):  # S3-20
     assert region.events[-1].what == "ran" and region.compiles, region.explain()
 
 
+@pytest.mark.long
 def test_a_region_of_torch_compile_that_was_on_disk():  # S3-62
     def plain(x, w):
         return torch.tanh(x @ w).sin().sum()

@@ -122,7 +122,7 @@ def test_the_tables_are_there():
     assert len(autograd_function_db) > 10 and len(custom_op_db) > 8
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("info", [*autograd_function_db, *custom_op_db], ids=lambda info: info.name)
 def test_as_in_eager_pytorch(info):
     compared = 0

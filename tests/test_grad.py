@@ -43,7 +43,7 @@ def test_there_are_sixty_functions():
     assert len(CASES) >= 60
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @EVERY
 def test_value_and_grad(name):
     f, make = CASES[name]
@@ -70,7 +70,7 @@ def test_aux_that_is_an_argument_is_that_very_tensor(requires_grad):
         assert fg.value_and_grad_compiled(lambda x: x)(one)[0] is one
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @EVERY
 def test_grad_with_aux(name):
     f, make = CASES[name]
@@ -88,7 +88,7 @@ def test_grad_with_aux(name):
     assert not aux["loss"].requires_grad
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @EVERY
 def test_jit_backward(name):
     f, make = CASES[name]
@@ -105,7 +105,7 @@ def test_jit_backward(name):
     assert found.requires_grad == f(first, *args[1:]).requires_grad
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @EVERY
 def test_joint_equals_forward_then_backward(name):
     """The two halves of the partition compose to the joint graph, and the printed program is the joint graph, too."""
@@ -128,7 +128,7 @@ SECOND_ORDER = (
 )
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", SECOND_ORDER)
 def test_second_derivatives(name):
     """By autograd through a compiled gradient, by nesting, and by ``create_graph`` through ``jit``: all the same."""

@@ -217,7 +217,7 @@ def checked(name):
     return fg.jit(f, **OPTIONS), args
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", [*OWN, *CASES])
 def test_gradcheck(name):
     f, args = checked(name)
@@ -228,7 +228,7 @@ NOT_BATCHED = {"complex_of_real", "with_integers"}
 """Autograd's own vmap has no rule for what comes up (``_neg_view``); the other one is refused, see below."""
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", OWN)
 def test_gradgradcheck(name):
     f, args = checked(name)

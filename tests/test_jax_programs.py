@@ -699,7 +699,7 @@ def unrolled_optimiser(t, o):
     )
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program(name):
     eager = Transforms(None)
@@ -708,7 +708,7 @@ def test_a_program(name):
         same(PROGRAMS[name](Transforms(position)), wanted)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_program_with_loops(name):
     same(LOOPS[name](Transforms(-1), Loops(True)), LOOPS[name](Transforms(None), Loops(False)))

@@ -88,7 +88,7 @@ def results(workload):
     return flatten(fg.value_and_grad_compiled(workload.loss, backend="c")(*args))[0]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     "workload", [w for w in (*WORKLOADS, *HELD_OUT) if w.name.split(" (")[0] in MANY], ids=lambda w: w.name
 )

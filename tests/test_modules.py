@@ -51,7 +51,7 @@ def run(function, module, args, kwargs):
     return tensors(out), grads
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @EVERY
 @pytest.mark.parametrize("info", module_db, ids=lambda info: info.name)
 def test_module(info, at_most):
@@ -71,7 +71,7 @@ def test_module(info, at_most):
         assert_rounded([g for g in found_grads if g is not None], [g for g in grads if g is not None])
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @EVERY
 @pytest.mark.parametrize("info", module_db, ids=lambda info: info.name)
 def test_compiled_gradient(info, at_most):

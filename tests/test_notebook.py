@@ -198,6 +198,7 @@ def test_something_is_saved_for_backward(executed):
     assert re.search(r"saved\(\w+\)</td><td>[1-9]\d* B</td>", saved)
 
 
+@pytest.mark.long
 def test_the_notebook_on_memory_draws_it_over_time():
     notebook = execute(ON_MEMORY)
     drawn = shown(notebook, ("saved", "use", "free", "bounded"))
@@ -312,6 +313,7 @@ def test_the_page_can_be_photographed(executed, tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 20_000
 
 
+@pytest.mark.long
 def test_the_notebook_on_transforms_compares_with_torch_func():
     notebook = execute(ON_TRANSFORMS)
     outputs = [o for cell in notebook.cells if cell.cell_type == "code" for o in cell.outputs]

@@ -57,7 +57,7 @@ def signs(value: Any) -> Any:
     )
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("backend", ["c", "aten"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_no_value_is_special(name: str, backend: str) -> None:
@@ -293,7 +293,7 @@ SHAPES: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("dynamic", [None, True], ids=str)
 @pytest.mark.parametrize("backend", ["c", "aten"])
 @pytest.mark.parametrize("name", SHAPES)

@@ -51,7 +51,7 @@ def trained(make, kind, kwargs, inside, dtype=torch.float64, steps=4):
     return [*found, *(p.detach() for p in model.parameters()), *state]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize("name", FUSED)
 def test_fused_steps(name, inside):
@@ -112,7 +112,7 @@ ROUND_SINGLE = ("adam of a tensor", "nadam")
 a tensor."""
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize("name", COUNTING)
 def test_a_step_that_asks_for_its_count_is_one_program_for_all_counts(name, inside):

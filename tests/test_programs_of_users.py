@@ -303,7 +303,7 @@ def sensitivities_through_an_integrator(t):
     )
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program(name):
     eager = Transforms(None)

@@ -97,7 +97,7 @@ def total(out: Any) -> Tensor:
     return torch.as_tensor(out).float().square().sum()
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("transform", ["jit", "grad"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_one_program_from_the_second_size_on(name: str, transform: str) -> None:
@@ -318,7 +318,7 @@ LEVELS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", VARYING)
 def test_sizes_and_numbers_that_vary_at_a_level_are_symbols(name: str, level: str) -> None:

@@ -132,7 +132,7 @@ def _result(f, x, seed, is_pair):
     return out.detach(), torch.autograd.grad(out, leaf)[0]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.filterwarnings("ignore:Mean of empty slice", "error::funcgrad.ReadsWarning")
 @pytest.mark.parametrize("transform", [fg.jit, fg.value_and_grad_compiled])
 @pytest.mark.parametrize("f", FUNCTIONS, ids=lambda f: f.__name__)

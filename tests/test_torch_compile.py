@@ -44,7 +44,7 @@ MODELS = {
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_training_a_model(name):
     """Batches of several sizes, steps of an optimiser in between: values, gradients, buffers, draws."""

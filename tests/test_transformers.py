@@ -43,7 +43,7 @@ def few(mode, padding, norm_first):
     return () if mode == FAST or (padding == "last" and not norm_first) else pytest.mark.long
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     ("train", "grad", "norm_first", "padding"),
     [
@@ -83,7 +83,7 @@ def test_an_encoder_that_checks_no_mask():
             compared(encoder, SOURCE, src_key_padding_mask=padding)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("padding", ["none", "last", "all"])
 @pytest.mark.parametrize(("train", "grad"), MODES)
 def test_attention(train, grad, padding):
