@@ -21,7 +21,8 @@ from ..capture.floats import NotSymbolicError
 from ..capture.trace import Trace
 from ..graph_primitives import Opaque, again, getitem, scalar, size
 from ..graphs import Graph, value_of, where_of
-from ..runtime.execute import Differentiable, differentiable_of, reads_as_traced, require_saved_versions, write_back
+from ..runtime.execute import Differentiable, differentiable_of, reads_as_traced, require_saved_versions
+from ..runtime.given_tensors import write_back
 from ..slots import Cotangent, Late, Slot, inner_path, inner_slot, outer_slot
 from ..torch_private.fakes import without_modes
 from ..torch_private.operators import is_operator

@@ -25,7 +25,7 @@ from ..capture.trace import Trace
 from ..graph_primitives import Opaque
 from ..graphs import Graph, nbytes, storages, value_of, verify
 from ..joint import Joint
-from ..runtime.execute import is_heard
+from ..runtime.given_tensors import is_heard
 from ..slots import Arg, Out, Signature, Slot
 from ..subclasses import Wrapping, inner_tensors, parts
 from ..torch_private.fakes import without_modes

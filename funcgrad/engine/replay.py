@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..autograd_state import version_of
-from ..runtime.execute import require_versions
+from ..runtime.given_tensors import require_versions
 from .calls import Look
 from .run import Run
 from .statements import Kind, Statement

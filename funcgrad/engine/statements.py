@@ -14,7 +14,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from ..runtime.execute import require_versions
+from ..runtime.given_tensors import require_versions
 from ..torch_private.autograd import materializes
 from ..torch_private.engine import call_cpp_pre_hook, engine_operators, zeros_for
 from .tokens import Ref

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from ..autograd_state import versions_of_saved
-from ..runtime.execute import require_versions
+from ..runtime.given_tensors import require_versions
 from .inlined import Region
 from .statements import VALIDATE, Function, Functional, Kind, Statement
 from .tokens import Ref, refs_in

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from attrs import frozen
@@ -46,6 +46,20 @@ class Outline:
             strides[d], step = step, step * max(1, shape[d])
         return tuple(strides)
 
+
+class Blank(NamedTuple):
+    """What is left of a plain tensor of one call without its values."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+
+    @staticmethod
+    def of(t: Tensor) -> Blank:
+        return Blank(t.shape, t.stride(), t.dtype, t.device, t.requires_grad)
+
     def empty(self) -> Tensor:
         """A tensor like it."""
         own = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
@@ -57,14 +71,14 @@ class Hollow:
     """What is left of a wrapper subclass without the values of its inner tensors."""
 
     wrapping: Wrapping
-    inner: tuple[Outline, ...]
+    inner: tuple[Blank, ...]
     requires_grad: bool
 
     @staticmethod
     def of(t: Tensor) -> Hollow:
         wrapping = Wrapping.of(t)
         assert wrapping is not None
-        return Hollow(wrapping, tuple(map(Outline.of, inner_tensors(t))), t.requires_grad)
+        return Hollow(wrapping, tuple(map(Blank.of, inner_tensors(t))), t.requires_grad)
 
     def empty(self) -> Tensor:
         """A tensor like it."""

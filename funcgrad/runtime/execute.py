@@ -12,7 +12,6 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -20,27 +19,26 @@ from attrs import field, frozen
 from torch import Tensor
 
 from .. import refusals
-from ..autograd_state import bump_version, has_hooks, is_leaf, version_of
+from ..autograd_state import bump_version, is_leaf, version_of
 from ..backends.backend import Runnable
 from ..capture.autocast import autocast_as
-from ..capture.views import Step, take
+from ..capture.views import Step
 from ..errors import FuncgradError
 from ..generators import Drawn, OwnDraws, mark_of, own_draws, state_of
 from ..passes.traced_passes import TracedPasses
 from ..slots import Final, Grad, Late, Slot
 from ..state.late import Left
-from ..subclasses import Wrapping, overwrite
+from ..subclasses import Wrapping
 from ..torch_private.autograd import (
     any_autocast,
     below_autograd,
     graph_is_kept,
     is_executed,
-    versions_kept,
 )
 from ..torch_private.levels import is_mapped
-from ..torch_private.tensors import is_wrapper_subclass
-from .cotangents import CotangentLayout, Hollow, Outline
+from .cotangents import Blank, CotangentLayout, Hollow
 from .gates import applied
+from .given_tensors import ahead, is_heard, require_versions, write_back
 from .halves import Half, Halves
 from .late_state import LateState
 from .passed_over import pass_over
@@ -160,12 +158,12 @@ class Differentiable:
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         unnoticed = self.at.unnoticed
         if unnoticed:
-            inputs = tuple(_ahead(v, unnoticed[i]) if i in unnoticed else v for i, v in enumerate(inputs))
+            inputs = tuple(ahead(v, unnoticed[i]) if i in unnoticed else v for i, v in enumerate(inputs))
         # tracked: a second derivative flows on to what made them
         first = {i: inputs[i].clone() for i in self.at.copied}
         seen = inputs
         if self.at.unused:
-            seen = tuple(_ahead(v, ()) if i in self.at.unused else v for i, v in enumerate(inputs))
+            seen = tuple(ahead(v, ()) if i in self.at.unused else v for i, v in enumerate(inputs))
         if self.at.reached and (apart := {i: s for i, s in self.at.reached.items() if is_heard(inputs[i])}):
             return self._gated((first, inputs), seen, apart)
         outs: tuple[Any, ...] = _Apply.apply(self, (first, inputs), *seen)  # type: ignore[no-untyped-call]
@@ -189,11 +187,6 @@ class Differentiable:
         )
 
 
-def is_heard(tensor: Tensor | None) -> bool:
-    """Whether Python may hear of the gradient that goes on to an input: not where that is a leaf without hooks."""
-    return tensor is None or not is_leaf(tensor) or has_hooks(tensor)
-
-
 @frozen
 class _Positions:
     """Where the values of slots stand, found once: of inputs, of outputs, and of what backward returns."""
@@ -205,10 +198,10 @@ class _Positions:
     """The inputs that may get one."""
     late: tuple[int, ...]
     requires_grad: tuple[int, ...]
-    needed: frozenset[int]
+    leaves: tuple[Callable[[Tensor], Blank | Hollow] | None, ...]
+    """What is left of each input when the call is done; None for one that is kept."""
     copied: tuple[int, ...]
     restrided: frozenset[int]
-    subclasses: frozenset[int]
     bumps: tuple[int, ...]
     unnoticed: Mapping[int, tuple[Step, ...]]
     watched_inputs: tuple[tuple[int, int], ...]
@@ -221,6 +214,10 @@ class _Positions:
     """The inputs that require grad and get none: a backward pass must not go on to what computed them."""
     writes_inputs: tuple[int, ...]
     writes_outs: tuple[int, ...]
+    is_alone: bool
+    """Whether backward reads nothing but what was saved, and writes to nothing."""
+    others: tuple[int, ...]
+    """The outputs through which no gradient flows."""
 
     @staticmethod
     def of(program: Differentiable) -> _Positions:
@@ -232,26 +229,34 @@ class _Positions:
 
         gradients = among(ins, (slot.of for slot in program.gives if isinstance(slot, Grad)))
         requires_grad = tuple(sorted(among(ins, program.requires_grad)))
+        late = tuple(ins[s.of] for s in program.backward_ins if isinstance(s, Late))
+        watched_inputs = tuple((ins[slot], moves) for slot, moves in program.watched.items() if slot in ins)
+        watched_outs = among(outs, program.watched)
+        writes_inputs, writes_outs = (among(places, (s.of for s in program.written)) for places in (ins, outs))
         return _Positions(
             n_outs=len(outs),
             differentiable=among(outs, program.cotangents),
             kept=among(ins, program.backward_ins),
             gradients=gradients,
-            late=tuple(ins[s.of] for s in program.backward_ins if isinstance(s, Late)),
+            late=late,
             requires_grad=requires_grad,
-            needed=frozenset(among(ins, program.needed)),
+            leaves=tuple(
+                None if slot in program.needed else Hollow.of if slot in program.wrappings else Blank.of
+                for slot in program.ins
+            ),
             copied=tuple(sorted(among(ins, program.copied))),
             restrided=frozenset(among(ins, program.restrided)),
-            subclasses=frozenset(among(ins, program.wrappings)),
             bumps=tuple(ins[slot] for slot in program.bumps),
             unnoticed={ins[slot]: steps for slot, steps in program.unnoticed.items()},
-            watched_inputs=tuple((ins[slot], moves) for slot, moves in program.watched.items() if slot in ins),
-            watched_outs=among(outs, program.watched),
+            watched_inputs=watched_inputs,
+            watched_outs=watched_outs,
             reached={ins[s]: frozenset(among(outs, of)) for s, of in program.reached.items() if of},
             unused=frozenset(ins[s] for s, of in program.reached.items() if not of) if gradients else frozenset(),
             together=tuple(frozenset(among(active, others)) for others in program.together.values()),
-            writes_inputs=among(ins, (s.of for s in program.written)),
-            writes_outs=among(outs, (s.of for s in program.written)),
+            writes_inputs=writes_inputs,
+            writes_outs=writes_outs,
+            is_alone=not (late or watched_inputs or watched_outs or writes_inputs),
+            others=tuple(i for slot, i in outs.items() if slot not in program.cotangents),
         )
 
 
@@ -262,9 +267,8 @@ class _Apply(torch.autograd.Function):
     ) -> tuple[Any, ...]:
         outs, at = _ran(ctx, program, given), program.at
         ctx.set_materialize_grads(False)  # here, where a captured pass looks for it
-        ctx.mark_non_differentiable(
-            *[v for i, v in enumerate(outs) if i not in at.differentiable and isinstance(v, Tensor)]
-        )
+        if at.others:
+            ctx.mark_non_differentiable(*[v for i in at.others if isinstance(v := outs[i], Tensor)])
         return outs
 
     @staticmethod
@@ -283,34 +287,42 @@ class _Apply(torch.autograd.Function):
 def _ran(ctx: Any, program: Differentiable, given: tuple[Mapping[int, Tensor], Sequence[Any]]) -> tuple[Any, ...]:
     """Run forward: its outputs. What backward needs is kept in ``ctx``."""
     at, (first, inputs) = program.at, given
-    ctx.generators = {of: state_of(of) for of in program.draws}
+    if program.draws:
+        ctx.generators = {of: state_of(of) for of in program.draws}
     # Below autograd nothing is tracked, but grad mode is on as it was in the trace: some kernels ask for it
     # (oneDNN's RNN).
     with below_autograd(), torch.enable_grad():
         values = program.forward(*inputs)
-    ctx.generators_then = {of: mark_of(of) for of in program.draws}
+    if program.draws:
+        ctx.generators_then = {of: mark_of(of) for of in program.draws}
     for i in at.bumps:
         bump_version(inputs[i])
-    outs, saved = tuple(values[: at.n_outs]), values[at.n_outs :]
+    outs = tuple(values[: at.n_outs])
     # as they lie now: the caller may be about to change how an input looks (t_)
-    kept = (
-        [inputs[i].detach() if i in at.restrided else inputs[i] for i in at.kept]
-        + list(saved)
-        + [outs[i] for i in at.writes_outs]
-    )
+    kept = [inputs[i].detach() if i in at.restrided else inputs[i] for i in at.kept]
+    kept += values[at.n_outs :]
+    if at.writes_outs:
+        kept += [outs[i] for i in at.writes_outs]
     ctx.program = program
-    ctx.save_for_backward(*[v if isinstance(v, Tensor) else None for v in kept])
-    ctx.scalars = [None if isinstance(v, Tensor) else v for v in kept]
-    ctx.late = [inputs[i].detach() for i in at.late]
-    ctx.written = [inputs[i].detach() for i in at.writes_inputs]
-    ctx.watched = [(inputs[i].detach(), version_of(inputs[i]) + moves) for i, moves in at.watched_inputs]
-    ctx.watched += [(outs[i].detach(), version_of(outs[i])) for i in at.watched_outs]
+    scalars = [None if isinstance(v, Tensor) else v for v in kept]
+    ctx.scalars = scalars
+    if scalars.count(None) == len(scalars):
+        ctx.save_for_backward(*kept)
+    else:
+        ctx.save_for_backward(*[v if scalar is None else None for v, scalar in zip(kept, scalars, strict=True)])
+    if at.is_alone:
+        ctx.late = ctx.written = ctx.watched = ()
+    else:
+        ctx.late = [inputs[i].detach() for i in at.late]
+        ctx.written = [inputs[i].detach() for i in at.writes_inputs]
+        ctx.watched = [(inputs[i].detach(), version_of(inputs[i]) + moves) for i, moves in at.watched_inputs]
+        ctx.watched += [(outs[i].detach(), version_of(outs[i])) for i in at.watched_outs]
     # For a pass that runs the function again (a second derivative; a first one, where backward is compiled when it
     # runs). Not among the saved tensors: eager PyTorch lets a bias be updated before
     # backward. An input whose values no derivative needs may die when the caller lets it go.
+    then = [first.get(i, v) for i, v in enumerate(inputs)] if first else inputs
     ctx.inputs = [
-        v if i in at.needed or not isinstance(v, Tensor) else (Hollow if i in at.subclasses else Outline).of(v)
-        for i, v in ((i, first.get(i, v)) for i, v in enumerate(inputs))
+        v if leave is None or not isinstance(v, Tensor) else leave(v) for v, leave in zip(then, at.leaves, strict=True)
     ]
     ctx.given = [weakref.ref(v) if isinstance(v, Tensor) else None for v in inputs]
     ctx.versions = [version_of(v) if isinstance(v, Tensor) else 0 for v in ctx.inputs]
@@ -338,7 +350,8 @@ def _gradients(ctx: Any, incoming: Sequence[Tensor | None], asked: Callable[[], 
         raise refused
     # raises, as in eager PyTorch, if a value was changed in place or freed
     saved = _saved(ctx, here) if at.together else ctx.saved_tensors
-    require_saved_versions(ctx)
+    if ctx.watched:
+        require_saved_versions(ctx)
     # kernels take no tensors of a vmap that is around this backward pass (is_grads_batched, torch.func.vmap)
     if (
         torch.is_grad_enabled()
@@ -350,7 +363,7 @@ def _gradients(ctx: Any, incoming: Sequence[Tensor | None], asked: Callable[[], 
             (v, version) for v, version in zip(ctx.inputs, ctx.versions, strict=True) if isinstance(v, Tensor)
         )
         places = at.requires_grad
-        values = [v.empty() if isinstance(v, (Outline, Hollow)) else v for v in ctx.inputs]
+        values = [v.empty() if isinstance(v, (Blank, Hollow)) else v for v in ctx.inputs]
         given = [None if one is None else one() for one in ctx.given]
         try:
             if program.draws:
@@ -367,19 +380,26 @@ def _gradients(ctx: Any, incoming: Sequence[Tensor | None], asked: Callable[[], 
         half = program.half(here, asked() if program.has_effects else None)
         pairs = zip(program.cotangents.values(), cotangents, strict=True)
         laid_out = [layout(t) for layout, t in pairs if t is not None]
-        kept = [t if t is not None else scalar for t, scalar in zip(saved, ctx.scalars, strict=True)]
-        n_kept = len(kept) - len(at.writes_outs)
-        written = (*ctx.written, *kept[n_kept:])
-        values = [*kept[:n_kept], *laid_out, *ctx.late]
-        del saved, kept, cotangents, laid_out, incoming, pairs
+        values = [t if t is not None else scalar for t, scalar in zip(saved, ctx.scalars, strict=True)]
+        written = ctx.written
+        if at.writes_outs:
+            n_kept = len(values) - len(at.writes_outs)
+            written = (*written, *values[n_kept:])
+            del values[n_kept:]
+        values += laid_out
+        values += ctx.late
+        del saved, cotangents, laid_out, incoming, pairs
         # unless the graph is kept: then the list holds all there is, and backward empties it
         ctx.maybe_clear_saved_tensors()
-        with autocast_as(()) if any_autocast() else nullcontext():  # its casts are in its graph
-            results = half.run(values)
-        places, gradients = half.gradients, results[: len(half.gradients)]
+        if any_autocast():  # its casts are in its graph
+            with autocast_as(()):
+                gradients = half.run(values)
+        else:
+            gradients = half.run(values)
+        places = half.gradients
         if written:
-            write_back([written[i] for i in program.writes_of(half)], results[len(half.gradients) :])
-    for i, gradient in zip(places, gradients, strict=True):
+            write_back([written[i] for i in program.writes_of(half)], gradients[len(places) :])  # type: ignore[arg-type]
+    for i, gradient in zip(places, gradients, strict=False):  # what is written follows them
         result[i] = gradient
     return result
 
@@ -432,27 +452,6 @@ def _saved(ctx: Any, here: Sequence[bool]) -> Sequence[Tensor | None]:
     return saved  # type: ignore[no-any-return]
 
 
-def _ahead(leaf: Any, steps: Sequence[Step]) -> Any:
-    """A leaf as it looks now, connected to autograd as it will look: who connects it fixes the sizes of its
-    gradient."""
-    if not steps:
-        return leaf.detach().requires_grad_(leaf.requires_grad)  # results require grad though nothing comes back to it
-    if not (leaf.requires_grad and is_leaf(leaf)):
-        return leaf
-    now = leaf.detach()
-    _look_like(leaf, take(now, steps))
-    try:
-        with torch.enable_grad():
-            return leaf.as_strided(now.shape, now.stride(), now.storage_offset())
-    finally:
-        _look_like(leaf, now)
-
-
-def _look_like(leaf: Tensor, other: Tensor) -> None:
-    with torch.no_grad(), versions_kept(leaf):
-        leaf.as_strided_(other.shape, other.stride(), other.storage_offset())
-
-
 def differentiable_of(context: Any) -> Differentiable | None:
     """The program of a node of autograd; None if it is no program's."""
     return context.program if context._forward_cls is _Apply else None
@@ -475,33 +474,6 @@ def require_saved_versions(context: Any) -> None:
     require_versions(context.watched)
 
 
-def write_back(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """What backward writes to tensors."""
-    for target, value in zip(targets, values, strict=True):
-        _write(target, value)
-
-
-def _write(target: Tensor, value: Tensor) -> None:
-    if is_wrapper_subclass(target):
-        overwrite(target, value)
-        return
-    for d, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
-        if size > 1 and stride == 0:  # expanded: written once
-            target, value = target.narrow(d, 0, 1), value.narrow(d, 0, 1)
-    target.copy_(value)
-
-
 def _require_same_draws(own: OwnDraws) -> None:
     if own.not_passed:
         raise refusals.DRAWN_BY_ANOTHER_THREAD(where="the backward pass that is differentiated (create_graph=True)")
-
-
-def require_versions(expected: Iterable[tuple[Tensor, int]]) -> None:
-    """``RuntimeError``, as in eager PyTorch, where a tensor is of another version than expected."""
-    for value, version in expected:
-        if version_of(value) != version:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: a "
-                "tensor of shape "
-                f"{list(value.shape)} is at version {value._version}; expected version {version} instead"
-            )
