@@ -83,3 +83,31 @@ def test_one_sample_that_does_not_fit_is_the_least():
     c = fg.vmap_compiled(large, chunk_size="auto", memory_budget=100_000)
     with pytest.raises(fg.PartitionError):
         c(torch.randn(8, 200))
+
+
+W = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
+
+
+def of_two(x, w):
+    return {"y": torch.tanh(x @ w), "z": (x.sum(), x * 2)}, {"norm": w.norm()}
+
+
+@pytest.mark.parametrize("chunk_size", [1, 2, 5, 30])
+@pytest.mark.parametrize("argnums", [0, (0, 1), (1,)])
+def test_tangents_in_chunks(argnums, chunk_size):
+    x = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
+    expected = func.jacfwd(of_two, argnums, has_aux=True)(x, W)
+    found = fg.jacfwd_compiled(of_two, argnums, has_aux=True, chunk_size=chunk_size)(x, W)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_tangents_in_chunks_take_less_memory():
+    x = torch.randn(64, generator=torch.Generator().manual_seed(0))
+    large_weight = torch.eye(64)
+
+    def f(x):
+        return torch.tanh(large_weight @ (x[:, None] * large_weight)).sum(0)[:4]
+
+    whole, chunked = fg.jacfwd_compiled(f), fg.jacfwd_compiled(f, chunk_size=4)
+    torch.testing.assert_close(chunked(x), whole(x), rtol=1e-4, atol=1e-4)
+    assert chunked.memory(x).measured_peak < whole.memory(x).measured_peak / 2

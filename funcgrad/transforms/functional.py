@@ -33,6 +33,7 @@ from .definition import (
     positions_of,
     require_differentiable,
 )
+from .forward_jacobians import jacfwd_in_chunks
 
 Fn = Callable[..., Any]
 BatchedDraws = Literal["error", "same", "different"]
@@ -121,17 +122,18 @@ def jacfwd_compiled(
     f: Any = OMITTED,
     argnums: int | tuple[int, ...] = 0,
     has_aux: bool = False,
+    chunk_size: int | None = None,
     randomness: BatchedDraws = "error",
     **options: Any,
 ) -> Any:
     """The jacobian of ``f`` by forward mode, compiled; ``torch.func.jacfwd``: tangents, a batch of basis vectors of
-    the arguments ``argnums``, beside primals in one pass. Result as of ``jacrev_compiled``; the better one where
-    ``f`` returns more than it takes."""
+    the arguments ``argnums`` (``chunk_size`` of them at a time), beside primals in one pass. Result as of
+    ``jacrev_compiled``; the better one where ``f`` returns more than it takes."""
 
-    _check(randomness)
+    _check(randomness, chunk_size)
 
     def transform(f: Fn) -> Fn:
-        return torch.func.jacfwd(f, argnums, has_aux=has_aux, randomness=randomness)
+        return jacfwd_in_chunks(f, argnums, has_aux, randomness, chunk_size)
 
     return _jacobian(f, transform, argnums, options)
 
