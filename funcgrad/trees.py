@@ -5,8 +5,7 @@ containers, and so are subclasses of dict, list and tuple (namedtuples), and Use
 theirs: they come back as the very class with the attributes they have, and none of its code runs. Everything else is a
 leaf. A path reads as code (``params['w'][0]``).
 
-``flatten`` / ``unflatten`` carry the meaning; ``print_flatten`` / ``print_unflatten`` write the same as straight-line
-Python for one known structure, because a generic walk costs 30 µs for ten leaves and the printed one 1 µs.
+``flatten`` / ``unflatten`` carry the meaning; ``printed_trees.py`` prints the same for one known structure.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import copyreg
 import dataclasses
 import enum
 import functools
-import itertools
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -68,7 +67,7 @@ class _Shape:
     context: Any = None
 
 
-def _is_namedtuple(kind: type) -> bool:
+def is_namedtuple(kind: type) -> bool:
     return issubclass(kind, tuple) and hasattr(kind, "_fields")
 
 
@@ -136,7 +135,7 @@ class _Extended:
         """How each child is reached, as code."""
         keys, attributes, *_ = self.flatten(value)[1]
         names = [f".{name}" for name, place in attributes if place is None]
-        if keys is None and _is_namedtuple(self.kind):
+        if keys is None and is_namedtuple(self.kind):
             return iter([*(f".{name}" for name in self.kind._fields), *names])
         return iter([*(f"[{k!r}]" for k in keys or range(n - len(names))), *names])
 
@@ -149,7 +148,7 @@ def _extended(kind: Any) -> _Extended | None:
     if holder is None or holder is kind or issubclass(kind, enum.Enum):
         return None
     slots = tuple(copyreg._slotnames(kind))  # type: ignore[attr-defined]
-    if _is_namedtuple(kind) and not slots and not kind.__dictoffset__:
+    if is_namedtuple(kind) and not slots and not kind.__dictoffset__:
         return None  # its fields are all it has
     try:
         holder.__new__(kind)
@@ -158,7 +157,7 @@ def _extended(kind: Any) -> _Extended | None:
     return _Extended(kind, holder, slots)
 
 
-def _container(kind: type) -> Registered | _Extended | None:
+def container_of(kind: type) -> Registered | _Extended | None:
     """How a type is taken apart that is registered, or a dict, list or tuple with more to it."""
     return _SIZE if kind is torch.Size else registered_container(kind) or _extended(kind)
 
@@ -178,7 +177,7 @@ _OF_ATTRIBUTES = (collections.UserDict, collections.UserList, collections.ChainM
 
 
 @functools.lru_cache(256)
-def _field_names(kind: Any) -> tuple[str, ...] | None:
+def field_names(kind: Any) -> tuple[str, ...] | None:
     """The fields of a dataclass or attrs class; None for a type that is no container, or cannot be made without code
     of its own."""
     if issubclass(kind, (enum.Enum, torch.nn.Module, torch.Tensor)):
@@ -202,7 +201,7 @@ def _attribute_names(value: Any) -> tuple[str, ...] | None:
     """What a dataclass, an attrs class or a container of attributes is made of: its fields, and what else was stored
     in it."""
     kind: Any = type(value)
-    fields = None if isinstance(value, type) else _field_names(kind)
+    fields = None if isinstance(value, type) else field_names(kind)
     if fields is None:
         return None
     fields = tuple(name for name in fields if hasattr(value, name))
@@ -218,11 +217,11 @@ def _open(value: Any) -> _Shape | None:
         return _Shape(tuple(value.values()), tuple(f"[{k!r}]" for k in value), tuple(value))
     if kind is list or kind is tuple:
         return _Shape(tuple(value), tuple(f"[{i}]" for i in range(len(value))))
-    container = _container(kind)
+    container = container_of(kind)
     if container is not None:
         children, context = container.flatten(value)
         return _Shape(tuple(children), tuple(container.steps(value, len(children))), context)
-    if _is_namedtuple(kind):
+    if is_namedtuple(kind):
         return _Shape(tuple(value), tuple(f".{name}" for name in kind._fields))
     names = _attribute_names(value)
     if names is not None:
@@ -239,10 +238,10 @@ def _close(node: Node, children: Sequence[Any]) -> Any:
         return dict(zip(node.context, children, strict=True))
     if kind is list or kind is tuple:
         return kind(children)
-    container = _container(kind)
+    container = container_of(kind)
     if container is not None:
         return container.unflatten(list(children), node.context)
-    if _is_namedtuple(kind):
+    if is_namedtuple(kind):
         return new_tuple(kind, children)
     return rebuild(kind, node.context, children)
 
@@ -251,9 +250,14 @@ new_tuple = tuple.__new__
 """A namedtuple of items, without running a ``__new__`` of its own."""
 
 
+def maker_of(kind: type) -> Callable[[type], Any]:
+    """What makes an object of a class that nothing has been done to."""
+    return types.SimpleNamespace.__new__ if issubclass(kind, types.SimpleNamespace) else object.__new__
+
+
 def rebuild(kind: type, names: Sequence[str], children: Sequence[Any]) -> Any:
     """An instance of a class with these attributes, without running ``__init__`` (it may validate or compute)."""
-    value: Any = object.__new__(kind)
+    value: Any = maker_of(kind)(kind)
     for name, child in zip(names, children, strict=True):
         object.__setattr__(value, name, child)
     return value
@@ -264,17 +268,24 @@ class Given:
     call the container."""
 
 
+Opens = Callable[[Any], Mapping[str, Any] | None]
+"""The attributes of an object that is a container of them; None for any other leaf."""
+
+
 def flatten(
-    value: Any, root: str = "", is_leaf: Callable[[Any], bool] | None = None, given: Mapping[int, str] = _NOTHING
+    value: Any,
+    root: str = "",
+    is_leaf: Callable[[Any], bool] | None = None,
+    given: Mapping[int, str] = _NOTHING,
+    opens: Opens | None = None,
 ) -> tuple[list[Any], Tree, list[str]]:
     """Leaves, structure, and the path of every leaf (``root`` in front). ``is_leaf``: containers that are not taken
     apart. ``given``: those that are known as a whole, by identity, and what printed lines call them.
 
     Raises ``ContainerError`` for a container that holds itself.
     """
-    leaves: list[Any] = []
-    paths: list[str] = []
-    return leaves, _take_apart(value, root, leaves, paths, is_leaf, given, {}), paths
+    leaves, paths = list[Any](), list[str]()
+    return leaves, _take_apart(value, root, leaves, paths, is_leaf, given, {}, opens), paths
 
 
 def _take_apart(
@@ -285,12 +296,15 @@ def _take_apart(
     is_leaf: Callable[[Any], bool] | None,
     given: Mapping[int, str],
     around: dict[int, str],
+    opens: Opens | None,
 ) -> Tree:
     if id(value) in given:
         return Node(Given, (), given[id(value)], ())
     # No function inside of flatten: one that calls itself is a ring of references, and would keep the leaves until it
     # is collected.
     shape = None if is_leaf is not None and is_leaf(value) else _open(value)
+    if shape is None and opens is not None and (own := opens(value)) is not None:
+        shape = _Shape(tuple(own.values()), tuple(f".{name}" for name in own), tuple(own))
     if shape is None:
         leaves.append(value)
         paths.append(path)
@@ -304,7 +318,8 @@ def _take_apart(
             )
         around[id(value)] = path
     pairs = zip(shape.children, shape.steps, strict=True)
-    children = tuple(_take_apart(child, path + step, leaves, paths, is_leaf, given, around) for child, step in pairs)
+    more = leaves, paths, is_leaf, given, around, opens
+    children = tuple(_take_apart(child, path + step, *more) for child, step in pairs)
     around.pop(id(value), None)
     return Node(type(value), shape.steps, shape.context, children)
 
@@ -425,96 +440,3 @@ def differences(a: Tree, b: Tree, root: str) -> Iterator[tuple[str, Tree, Tree]]
 
 def _same(a: Any, b: Any) -> bool:
     return a is b or bool(a == b)
-
-
-# ── the same, printed ────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def print_flatten(
-    tree: Tree, name: str, leaf_names: Sequence[str], constants: dict[str, Any], otherwise: str
-) -> list[str]:
-    """Python lines that take the container in variable ``name`` apart, binding its leaves to ``leaf_names``.
-
-    Objects the lines refer to are added to ``constants`` (name → object); where the structure differs, ``otherwise``
-    runs. What stands at a leaf is not looked at: whoever compares leaves with a key sees a container there. Variables
-    for containers inside have a double underscore, which ``leaf_names`` must not have.
-    """
-    if isinstance(tree, Leaf):
-        return [f"{leaf_names[0]} = {name}"]
-    if tree.kind is type(None):
-        return [f"if {name} is not None: {otherwise}"]
-    ends = list(itertools.accumulate(map(count, tree.children), initial=0))
-    names = [leaf_names[start:end] for start, end in itertools.pairwise(ends)]
-    parts = [
-        own[0] if isinstance(child, Leaf) else f"{name}__{i}"
-        for i, (child, own) in enumerate(zip(tree.children, names, strict=True))
-    ]
-    unpack = "".join(f"{part}, " for part in parts)
-    container = _container(tree.kind) if tree.kind not in (dict, list, tuple) else None
-    lines = [f"if type({name}) is not {_constant(constants, tree.kind)}: {otherwise}"]
-    if tree.kind is dict:
-        lines.append(f"if list({name}) != {_constant(constants, list(tree.context))}: {otherwise}")
-        lines += [f"{unpack}= {name}.values()"] if parts else []
-    elif tree.kind in (list, tuple) or (container is None and _is_namedtuple(tree.kind)):
-        lines.append(f"if len({name}) != {len(parts)}: {otherwise}")
-        lines += [f"{unpack}= {name}"] if parts else []
-    elif container is not None:
-        children, context = f"{name}__children", f"{name}__context"
-        lines.append(f"{children}, {context} = {_constant(constants, container.flatten)}({name})")
-        lines.append(
-            f"if len({children}) != {len(parts)} or {context} != {_constant(constants, tree.context)}: {otherwise}"
-        )
-        lines += [f"{unpack}= {children}"] if parts else []
-    else:
-        if tree.kind.__dictoffset__:
-            known = _constant(constants, frozenset(tree.context))
-            lines.append(f"if not {name}.__dict__.keys() <= {known}: {otherwise}")
-        absent = [field for field in _field_names(tree.kind) or () if field not in tree.context]
-        lines += [f"if hasattr({name}, {field!r}): {otherwise}" for field in absent]
-        reads = [f"{part} = {name}.{field}" for part, field in zip(parts, tree.context, strict=True)]
-        lines += ["try:", *(f"    {read}" for read in reads), f"except AttributeError: {otherwise}"] if reads else []
-    for part, child, own in zip(parts, tree.children, names, strict=True):
-        if not isinstance(child, Leaf):
-            lines += print_flatten(child, part, own, constants, otherwise)
-    return lines
-
-
-def print_unflatten(tree: Tree, leaf_names: Iterator[str], constants: dict[str, Any]) -> str:
-    """A Python expression that puts the structure together from variables ``leaf_names``."""
-    if isinstance(tree, Leaf):
-        return next(leaf_names)
-    if tree.kind is type(None):
-        return "None"
-    if tree.kind is Given:
-        return str(tree.context)
-    parts = [print_unflatten(child, leaf_names, constants) for child in tree.children]
-    inside = ", ".join(parts)
-    if tree.kind is dict:
-        keys = [repr(k) if type(k) in (str, int) else _constant(constants, k) for k in tree.context]
-        return "{" + ", ".join(f"{key}: {part}" for key, part in zip(keys, parts, strict=True)) + "}"
-    if tree.kind is list:
-        return f"[{inside}]"
-    if tree.kind is tuple:
-        return f"({inside},)" if parts else "()"
-    kind = _constant(constants, tree.kind)
-    container = _container(tree.kind)
-    if container is not None:
-        return f"{_constant(constants, container.unflatten)}([{inside}], {_constant(constants, tree.context)})"
-    together = f"({inside}{',' if parts else ''})"
-    if _is_namedtuple(tree.kind):
-        return f"{_constant(constants, new_tuple)}({kind}, {together})"
-    return f"{_constant(constants, rebuild)}({kind}, {_constant(constants, tree.context)}, {together})"
-
-
-def _constant(constants: dict[str, Any], value: Any) -> str:
-    """A name under which generated code finds ``value``."""
-    builtins = {dict: "dict", list: "list", tuple: "tuple"}
-    if isinstance(value, type) and value in builtins:
-        return builtins[value]
-    for name, known in constants.items():
-        if known is value:
-            return name
-    name = f"{getattr(value, '__name__', type(value).__name__)}_{len(constants)}"
-    name = "".join(c if c.isalnum() else "_" for c in name)
-    constants[name] = value
-    return name

@@ -1546,11 +1546,19 @@ def with_a_note(x: Tensor) -> Tensor:
 
 
 row(
-    "an object with a tensor in it",
+    "a set of tensors",
     tracing.RESULT_HIDES_TENSOR,
-    lambda x: Incomparable(x * 2),
+    lambda x: {x * 2},
     numbers,
-    fixed=lambda x: {"x": x * 2},
+    fixed=lambda x: [x * 2],
+    where="result",
+)
+row(
+    "an object that is stored, too",
+    tracing.RESULT_IS_STORED,
+    lambda x: setattr(STATE, "made", made := types.SimpleNamespace(x=x * 2)) or made,
+    numbers,
+    fixed=lambda x: x * 2,
     where="result",
 )
 row(

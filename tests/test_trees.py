@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
 import funcgrad as fg
-from funcgrad import trees
+from funcgrad import printed_trees, trees
 
 Point = collections.namedtuple("Point", "x y")
 
@@ -173,7 +173,7 @@ TREES = st.recursive(
 def printed_flatten(tree):
     names = [f"leaf{i}" for i in range(trees.count(tree))]
     constants = {"MISS": None}
-    lines = trees.print_flatten(tree, "value", names, constants, "return MISS")
+    lines = printed_trees.print_flatten(tree, "value", names, constants, "return MISS")
     text = "def apart(value):\n" + "".join(f"    {line}\n" for line in lines) + f"    return [{', '.join(names)}]\n"
     exec(text, constants)
     return constants["apart"]
@@ -182,7 +182,7 @@ def printed_flatten(tree):
 def printed_unflatten(tree):
     names = [f"leaf{i}" for i in range(trees.count(tree))]
     constants = {}
-    expression = trees.print_unflatten(tree, iter(names), constants)
+    expression = printed_trees.print_unflatten(tree, iter(names), constants)
     return lambda leaves: eval(expression, dict(constants, **dict(zip(names, leaves, strict=True))))
 
 

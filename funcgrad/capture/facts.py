@@ -154,6 +154,8 @@ class Facts(Shown):
     own."""
     reads: tuple[Read, ...] | None = None
     """The values of tensors that Python reads; None where it may read none."""
+    opens: bool = False
+    """Whether it returns objects of its own, which each call makes of their attributes."""
     hooks: tuple[object, ...] | None = None
     """What hooks on tensors close over, where these write to Python state: they run as they are."""
 

@@ -28,7 +28,7 @@ from ..slots import Arg, Captured, Final, NewGradient, NewMemory, Signature, Slo
 from ..state.effects import Effect, Written, same_effects
 from ..state.watch import Watch
 from ..subclasses import inner_tensors
-from ..trees import Tree, flatten, names_of
+from ..trees import Tree
 from .capture_sources import GradientOf
 from .facts import Facts, naming
 from .floats import VaryingNumbersError
@@ -38,7 +38,7 @@ from .lineage import Lineage
 from .onward import Handing
 from .outputs import OutputFact, look_at_outputs, require_views_by_no_size, results_by_slot
 from .questions import HOOKS, HOOKS_AFTER
-from .results import require_the_same, require_visible
+from .results import Opening, flatten_result, require_the_same, require_visible
 from .stand_ins import copied, fresh
 from .tensor_hooks import as_outside
 from .trace import Trace, active_trace
@@ -121,10 +121,11 @@ class Inner:
         trace.watch.give(containers)
         handles = self._hooks_of_leaves(trace, seen)
         with here:
-            leaves, tree, paths = flatten(self.definition(*args, **kwargs), given=names_of(containers))
+            opening = Opening(trace.watch) if self.facts.opens else None
+            leaves, tree, paths = flatten_result(self.definition(*args, **kwargs), containers, opening)
         for handle in handles:
             handle.remove()
-        require_visible(leaves, paths, tree)
+        require_visible(leaves, paths, tree, trace.watch.knows if self.facts.state.effects else None)
         leaves = [trace.named(v) for v in leaves]
         for slot, value in seen.items():
             new = trace.lineage.given(value) if isinstance(value, Tensor) else None
@@ -206,7 +207,8 @@ class Inner:
         args, kwargs = self._arguments(seen)
         alone = facts.state.late.alone
         with trace.binding([(c.read({}), seen[c.slot]) for c in facts.captured if c.slot not in alone]):
-            leaves, _, paths = flatten(self.definition(*args, **kwargs))
+            opening = Opening(trace.watch) if self.facts.opens and trace.watch is not None else None
+            leaves, _, paths = flatten_result(self.definition(*args, **kwargs), (), opening)
         of: dict[Slot, Any] = {self.named(path): leaf for path, leaf in zip(paths, leaves, strict=True)}
         of |= {Final(slot): value for slot, value in seen.items()}
         return (

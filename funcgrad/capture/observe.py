@@ -31,7 +31,7 @@ from ..torch_private.functional import from_functional
 from ..torch_private.levels import transform_active
 from ..torch_private.modes import without_function_modes
 from ..torch_private.tensors import is_wrapper_subclass, storage_id
-from ..trees import Container, flatten, flatten_arguments, names_of
+from ..trees import Container, flatten_arguments
 from .backward import fails_in_eager, run_passes
 from .capture_sources import GradientOf
 from .captures import RestartTrace
@@ -60,7 +60,7 @@ from .outputs import look_at_outputs, results_by_slot
 from .questions import HOOKS, HOOKS_AFTER, answer_of, require_bare
 from .reads import READS_LATER
 from .resolved import resolve
-from .results import require_unhooked, require_visible
+from .results import Opening, flatten_result, require_stored_nowhere, require_unhooked, require_visible
 from .source_location import user_line_of
 from .stand_ins import Mirrored, mirror, mirror_alone
 from .tensor_hooks import HooksWrite, as_outside
@@ -202,13 +202,15 @@ class _DryRun:
                 handle.remove()
             require_same(unseen)
             trace.writes.spread_versions()
-            leaves, tree, paths = flatten(result, given=names_of(containers))
-            require_visible(leaves, paths, tree)
+            opening = Opening(self.watch) if self._hands_over and not trace.at_level else None
+            leaves, tree, paths = flatten_result(result, containers, opening)
+            require_visible(leaves, paths, tree, self.watch.knows if self._replays else None)
             leaves = [trace.named(v) for v in leaves]
             require_unhooked(trace.hooked, leaves)
             lasting = (self._mirrored[id(t)].seen for _, t in self._reals if t.is_leaf and t.requires_grad)
             self.watch.hooked = {trace.hooked[id(v)] or "" for v in lasting if id(v) in trace.hooked}
             self._left = trace.written() if self._replays or trace.runs_again else None
+            require_stored_nowhere(opening, self._left)
             for new in self._left.stores.values() if self._left is not None else ():
                 trace.named(new)  # it may be met here for the first time
             self.watch.first = None if self._left is None else self._left.effects
@@ -231,8 +233,9 @@ class _DryRun:
             raise refuse_draw(drawn[0])
         if trace.symbols.floats.names and self.watch.said_by_what_ran.types:
             raise NotSymbolicError("the function asks for types, and that of a symbol is another than that of a number")
-        facts = evolve(facts, state=self._state(written, arguments), hooks=self.trace.hooks.kept)
-        facts = evolve(facts, backward_writes=self._backward_writes)
+        state, hooks = self._state(written, arguments), self.trace.hooks.kept
+        opens = opening is not None and bool(opening.made)
+        facts = evolve(facts, state=state, hooks=hooks, backward_writes=self._backward_writes, opens=opens)
         facts = with_homes(facts, self.watch, inputs)
         also, others = other_places(facts, self.watch, inputs)
         held = {slot for _, slot in also} | {self._slot_of(c.tensor) for c in facts.captured}

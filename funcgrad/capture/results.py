@@ -13,15 +13,20 @@ import gc
 import types
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from attrs import define, field
 from torch import SymBool, SymFloat, SymInt, Tensor
 
 from .. import refusals
+from ..state.effects import Written
+from ..state.new_values import attributes_made, is_made_of_attributes
+from ..state.watch import Watch
 from ..subclasses import is_traced
-from ..trees import Leaf, Tree
+from ..torch_private.functional import FunctionalTensor
+from ..trees import Container, Leaf, Tree, flatten, names_of
 
 _IMMUTABLE = (
     bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented), range, slice, type,
@@ -54,15 +59,63 @@ def require_unhooked(hooked: Mapping[int, str | None], leaves: Sequence[Any]) ->
             raise refusals.HOOK_ON_RESULT(where=hooked[id(leaf)])
 
 
-def require_visible(leaves: Sequence[Any], paths: Sequence[str], tree: Tree) -> None:
+@define(eq=False)
+class Opening:
+    """Objects of the result that are no pytrees, and were made in the call, as containers of their attributes: each
+    call makes others, without running ``__init__``."""
+
+    watch: Watch
+    made: list[Any] = field(factory=list)
+
+    def __call__(self, value: Any) -> Mapping[str, Any] | None:
+        """The attributes of one that holds a tensor of the trace; None for what was there before, stands in two places,
+        or is more than its attributes."""
+        if isinstance(value, (Tensor, *_SYMBOLIC, *_IMMUTABLE, *_FUNCTIONS, *_OPAQUE, torch.nn.Module)):
+            return None
+        met = self.watch.knows(value) or any(value is other for other in self.made)
+        if met or not is_made_of_attributes(value) or hidden_tensor(value) is None:
+            return None
+        attributes = attributes_made(value)
+        kept = {name for name in attributes if isinstance(getattr(type(value), name, None), property)}
+        if kept:
+            return None
+        self.made.append(value)
+        return attributes
+
+    def is_leaf(self, value: Any) -> bool:
+        """Whether a container in such an object is one that was there before: it is that very one in each call."""
+        return bool(self.made) and self.watch.knows(value) and hidden_tensor(value) is None
+
+
+def flatten_result(
+    result: Any, containers: Iterable[Container], opening: Opening | None
+) -> tuple[list[Any], Tree, list[str]]:
+    """The leaves, structure and paths of what a function returns; ``containers``: those that it was given."""
+    is_leaf = None if opening is None else opening.is_leaf
+    leaves, tree, paths = flatten(result, "", is_leaf, names_of(containers), opening)
+    # what the class of a tensor is in the trace
+    return [Tensor if leaf is FunctionalTensor else leaf for leaf in leaves], tree, paths
+
+
+def require_stored_nowhere(opening: Opening | None, written: Written | None) -> None:
+    """Raise ``ResultError`` for an object of the result that is stored, too: it would be two objects."""
+    for value in () if opening is None or written is None else opening.made:
+        if id(value) in written.made:  # type: ignore[union-attr]
+            raise refusals.RESULT_IS_STORED(type(value).__name__, where="result")
+
+
+def require_visible(
+    leaves: Sequence[Any], paths: Sequence[str], tree: Tree, is_written: Callable[[Any], bool] | None
+) -> None:
     """Raise ``ResultError`` for a tensor of the trace that hides in a leaf of the result, or in what its pytree
-    takes for constant."""
+    takes for constant. ``is_written``: whether an object was there before the call, if what is stored in such ones is
+    stored on each call."""
     for kind, context in contexts(tree):
         hidden = hidden_tensor((context,))
         if hidden is not None:
             raise refusals.CONSTANT_OF_PYTREE(kind.__name__, hidden.removeprefix("[0]"), where="result")
     for leaf, path in zip(leaves, paths, strict=True):
-        hidden = hidden_tensor(leaf)
+        hidden = None if is_written is not None and is_written(leaf) else hidden_tensor(leaf)
         if hidden is not None:
             raise refusals.RESULT_HIDES_TENSOR(
                 type(leaf).__name__, path, hidden, _instead_of(leaf), where=f"result{path}"

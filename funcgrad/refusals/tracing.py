@@ -463,6 +463,11 @@ SEEDED_BY_OLD_METHOD = Refusal(
     "torch.manual_seed",
 )
 NOT_SAVED = Refusal(ArchiveError, "this program cannot be saved: {0}", "{1}")
+RESULT_IS_STORED = Refusal(
+    ResultError,
+    "the function returns a {0} that it made and has stored, too: each call would make two",
+    "return it, and store it outside; or return the tensors in it",
+)
 NO_PROGRAM = Refusal(ArchiveError, "this file is no program", "save one: fg.jit(f).program(*args).save(path)")
 SAVED_BY_ANOTHER = Refusal(
     ArchiveError, "this program was saved with {0}; here is {1}", "save it again with what is here, or install that"

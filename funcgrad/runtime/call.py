@@ -21,6 +21,7 @@ from ..capture.facts import Facts
 from ..joint import Constant, Joint
 from ..layers.printing import print_statements
 from ..layers.statements import Bump, Do, Run, Statement
+from ..printed_trees import print_flatten, print_unflatten
 from ..show.text import elided
 from ..slots import Arg, Base, Slot
 from ..source import Constants, Source, compile_function
@@ -29,7 +30,7 @@ from ..state.guards import Constant as NameOf
 from ..state.state import print_effects, require_not_put_back
 from ..state.state import print_guards as print_state
 from ..symbolic.sizes import symbols_in
-from ..trees import Node, Tree, count, print_flatten, print_unflatten
+from ..trees import Node, Tree, count
 from .captured import Around
 from .donation import Donation
 from .execute import Differentiable

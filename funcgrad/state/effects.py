@@ -206,6 +206,11 @@ class Written:
         self._back.extend(cache.cache_clear for cache, _, _ in watch.caches if keeps_traced(cache))
 
     @property
+    def made(self) -> Collection[int]:
+        """The identities of objects that the run made and stored."""
+        return self._made.keys()
+
+    @property
     def places(self) -> Iterator[Place]:
         """Where single values were written that are not only counted."""
         for effect in self.effects:

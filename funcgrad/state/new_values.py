@@ -7,7 +7,6 @@ import array
 import collections
 import copy
 import functools
-import types
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
@@ -15,8 +14,9 @@ import numpy as np
 from attrs import define, frozen
 from torch import SymFloat, SymInt
 
+from ..printed_trees import print_unflatten
 from ..slots import Stored
-from ..trees import Tree, print_unflatten
+from ..trees import Tree, maker_of
 from .guards import Constant, is_plain
 from .names import attributes_of, slots_of
 
@@ -69,7 +69,7 @@ class NewObject:
                 names[self] = name
             return f"({name} := {made})" if self.is_shared else made
         names[self] = name
-        made = f"{name} := {constant(_maker(self.kind))}({constant(self.kind)})"
+        made = f"{name} := {constant(maker_of(self.kind))}({constant(self.kind)})"
         return f"{constant(_with_attributes)}({made}, {self.inside.text(names, constants, constant)})"
 
     @property
@@ -111,15 +111,10 @@ def attributes_made(value: Any) -> dict[str, Any]:
     return {**(attributes_of(value) or {}), **slots}
 
 
-def _maker(kind: type) -> Callable[[type], Any]:
-    """What makes an object of a class that nothing has been done to."""
-    return types.SimpleNamespace.__new__ if issubclass(kind, types.SimpleNamespace) else object.__new__
-
-
 def is_made_of_attributes(value: Any) -> bool:
     """Whether an object is no more than its attributes: nothing in C belongs to it."""
     try:
-        _maker(type(value))(type(value))
+        maker_of(type(value))(type(value))
     except TypeError:
         return False
     has_any = attributes_of(value) is not None or bool(slots_of(type(value)))

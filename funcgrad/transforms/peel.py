@@ -15,6 +15,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from ..printed_trees import print_flatten, print_unflatten
 from ..runtime.call import MISS
 from ..source import Source, compile_function
 from ..torch_private.levels import (
@@ -27,7 +28,7 @@ from ..torch_private.levels import (
     wrapped_at,
 )
 from ..torch_private.tensors import is_transform_wrapper, is_zero_tensor
-from ..trees import Node, Tree, count, flatten, print_flatten, print_unflatten, unflatten
+from ..trees import Node, Tree, count, flatten, unflatten
 
 AT_MOST = 8
 """So many structures of arguments are printed for a function."""
