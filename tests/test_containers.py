@@ -174,20 +174,13 @@ def test_a_value_that_cannot_be_compared():
 
 @pytest.mark.parametrize(
     "wrap",
-    [
-        lambda y: types.SimpleNamespace(y=y),
-        Box,
-        lambda y: {y},
-        lambda y: iter([y]),
-        lambda y: lambda: y,
-        lambda y: Box([Box(y)]),
-    ],
-    ids=["namespace", "object", "set", "iterator", "function", "nested"],
+    [lambda y: {y}, lambda y: iter([y]), lambda y: lambda: y, lambda y: [Box(y)] * 2],
+    ids=["set", "iterator", "function", "twice"],
 )
 def test_a_result_that_is_no_container_and_holds_what_is_computed(wrap):
     with pytest.raises(fg.ResultError, match="returns a") as caught:
         fg.jit(lambda x: {"a": wrap(x * 2)})(torch.ones(3))
-    assert caught.value.where == "result['a']"
+    assert caught.value.where.startswith("result['a']")
 
 
 def ring(kind):
