@@ -72,6 +72,7 @@ _PLACES = (
     *(_Place(module, name, name) for module in (torch, torch.random) for name in ("manual_seed", "seed")),
     _Place(torch.Generator, "manual_seed", "generator seed"),
     *(_Place(torch.Generator, name, "generator set") for name in ("seed", "set_offset", "graphsafe_set_state")),
+    _Place(torch.inference_mode, "__enter__", "inference mode"),
     _Place(*SWAP, "swap"),
     _Place(*LINEARIZE_TRACER, "linearize", stays=True),
     _Place(*LINEAR_FOLDING, "folding", stays=True),
