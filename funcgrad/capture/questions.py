@@ -175,6 +175,19 @@ class Questions:
             raise refusals.ASKS_OF_TANGENT(where=user_line())
         return self.tracked[id(tensor)] if asks_itself else NotImplemented
 
+    def history(self, original: Any, stand_in: Tensor) -> str | None:
+        """The name of the ``grad_fn`` of a tensor, as its text says it."""
+        known = self.known.get(id(stand_in), {})
+        real = self.reals().get(id(original)) if is_traced(original) else original
+        if _HISTORY in known:
+            return None if known[_HISTORY] is None else str(known[_HISTORY])
+        with without_function_modes():
+            if real is not None and not self.known and has_history(stand_in) == has_history(real):
+                name = self._note(real, _HISTORY, answer_of(_HISTORY, real))
+            else:
+                name = stand_in.grad_fn and stand_in.grad_fn.name()
+        return None if name is None else str(name).rpartition("::")[2]
+
     def attribute(self, tensor: Tensor, name: str) -> Any:
         """The value of an attribute that torch does not know, or ``ABSENT``."""
         if name.startswith("__"):

@@ -114,6 +114,7 @@ def replacements_of(trace: Trace) -> dict[str, Replacement]:
         # where no overload of an operator fits, C++ writes its arguments down, and goes on to the next one
         "text": lambda original, tensor, **how: type_text(tensor) if is_below_autograd() else original(tensor, **how),
         "level": enter_level,
+        "own text": lambda _, tensor, **how: trace.text_of(tensor),
         "seed": draws.seed,
         "attribute": attribute,
         **fast_path_replacements(),
