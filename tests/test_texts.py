@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import funcgrad as fg
@@ -105,6 +106,42 @@ def test_texts_are_those_of_the_call(name, requires_grad, mode, capsys, caplog):
     assert repr(seen(compiled, mode, requires_grad, capsys, caplog)) == repr(expected)
     if name in PRINTED and name != "in a backward pass":
         assert compiled.cache_info().misses == 1
+
+
+class Hooked(nn.Module):
+    def __init__(self, register):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        getattr(self.layer, register)(lambda module, given, back: None)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+WARNING = {
+    "a hook without gradients of inputs": lambda: Hooked("register_full_backward_hook"),
+    "a hook of several nodes": lambda: Hooked("register_backward_hook"),
+    "losses": lambda: lambda x: F.mse_loss(x, WEIGHT[:1]) + nn.L1Loss()(x, WEIGHT[:1]) + nn.Softmax()(x).sum(),
+}
+
+
+@pytest.mark.parametrize("what", WARNING)
+def test_torch_warns_of_modules_and_losses_in_each_call(what):
+    """It did so in the first call alone, and three times."""
+    f = WARNING[what]()
+
+    def given(called):
+        found = []
+        for _ in range(3):
+            with warnings.catch_warnings(record=True) as own:
+                warnings.simplefilter("always")
+                called(torch.arange(3.0)).sum().backward()
+            found.append([(w.category, str(w.message)) for w in own])
+        return found
+
+    expected = given(f)
+    assert expected[0]
+    assert given(fg.jit(f, backend="aten")) == expected
 
 
 def test_a_text_that_nobody_knows_is_named():
