@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .errors import OpaqueCallError
 from .symbolic.polynomials import LEAST
+from .torch_private.texts import contents_of
 
 
 def scalar(expression: str | CodeType, **symbols: Any) -> Any:
@@ -105,9 +106,14 @@ def _fixed(value: Any) -> Any:
 def expect(value: Any, read: int, expected: Any) -> None:
     """A check that the program is for this call: raises ``PathMiss`` where a value that Python read is not what it
     was."""
-    now = value if not isinstance(value, Tensor) else value.tolist() if isinstance(expected, list) else value.item()
+    now = _read_as(type(expected), value) if isinstance(value, Tensor) else value
     if not is_same_value(now := _fixed(now), expected):
         raise PathMiss(read, now)
+
+
+def _read_as(kind: type, value: Tensor) -> Any:
+    """What Python reads of a tensor: its values as a list, or as text; or its only one."""
+    return value.tolist() if kind is list else contents_of(value) if kind is str else value.item()
 
 
 def on_path(holds: Any, read: int, value: Any) -> None:

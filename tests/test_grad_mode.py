@@ -301,6 +301,42 @@ def test_what_is_made_in_inference_mode_is_an_inference_tensor(f, make, mode):
                 found[0].add_(1)
 
 
+LEAVING = {
+    "computed": lambda x, w: torch.inference_mode(False)(lambda: x.clone() * 2)(),
+    "made": lambda x, w: torch.inference_mode(False)(torch.ones)(3) + x,
+    "a constant": lambda x, w: torch.inference_mode(False)(torch.ones)(3),
+    "a view": lambda x, w: torch.inference_mode(False)(lambda: x[1:])(),
+    "beside": lambda x, w: (torch.inference_mode(False)(torch.ones)(3), x * 2)[1],
+    "a loss": lambda x, w: torch.inference_mode(False)(lambda: (w * x.clone()).sum())(),
+    "a gradient": lambda x, w: torch.inference_mode(False)(torch.autograd.grad)((w * 2).sum(), w)[0],
+    "torch.func": lambda x, w: torch.func.grad(lambda w: (w * x.clone()).sum())(w),
+    "gradient of what is computed there": lambda x, w: torch.inference_mode(False)(
+        lambda: torch.autograd.grad((w * w).sum(), w)[0]
+    )(),
+}
+
+
+@pytest.mark.parametrize("make", [lambda: torch.arange(3.0), an_inference_tensor], ids=["plain", "inference"])
+@pytest.mark.parametrize("f", LEAVING.values(), ids=LEAVING)
+def test_a_function_that_leaves_the_inference_mode_of_its_call(f, make):
+    """What it made outside was an inference tensor, and what it differentiated there raised."""
+    compiled, w = fg.jit(f, backend="aten"), torch.ones(3, requires_grad=True)
+
+    def seen(called):
+        with torch.inference_mode():
+            try:
+                found = called(make(), w)
+            except RuntimeError as error:
+                return str(error)
+        derivative = torch.autograd.grad(found, w)[0].tolist() if found.requires_grad else None
+        return found.tolist(), found.is_inference(), found.requires_grad, found.is_leaf, derivative
+
+    assert seen(compiled) == seen(compiled) == seen(f)
+    assert compiled(torch.ones(3), w).is_inference() is False
+    with torch.inference_mode():
+        assert "kernel(" in str(fg.jit(lambda x: LEAVING["computed"](x, None)).program(make()).call)
+
+
 def test_what_is_kept_of_inference_mode_is_an_inference_tensor():
     module = Kept()
     compiled = fg.jit(module)

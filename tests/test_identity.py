@@ -1,6 +1,7 @@
 """What a tensor answers about itself inside a compiled function: as in eager PyTorch, or part of the key, or refused
 by name."""
 
+import contextlib
 import copy
 import weakref
 
@@ -202,6 +203,63 @@ UNKNOWABLE = {
     "deep copy": lambda x: copy.deepcopy(x) * 2,
     "_base": lambda x: x._base * 2,
 }
+
+
+def with_gradient():
+    x = torch.ones(3, requires_grad=True)
+    x.sum().backward()
+    return x
+
+
+COPIED = {
+    "an argument": (lambda x: copy.deepcopy(x) * 2, lambda: torch.arange(3.0)),
+    "a leaf": (lambda x: (copy.deepcopy(x) * 2, x * 3), lambda: torch.arange(3.0, requires_grad=True)),
+    "a parameter": (lambda x: copy.deepcopy(x) * 2, lambda: nn.Parameter(torch.arange(3.0))),
+    "what is computed": (lambda x: copy.deepcopy(x * 2), lambda: torch.arange(3.0)),
+    "what is no leaf": (lambda x: copy.deepcopy(x * 2), lambda: torch.arange(3.0, requires_grad=True)),
+    "an input that is no leaf": (lambda x: copy.deepcopy(x), lambda: torch.arange(3.0, requires_grad=True) * 2),
+    "written to": (lambda x: (copy.deepcopy(x).add_(1), x.mul_(2), copy.deepcopy(x)), lambda: torch.arange(3.0)),
+    "one object twice": (lambda x: [t.add_(1) for t in copy.deepcopy([x, x, {"a": x}])[:2]], lambda: torch.ones(3)),
+    "transposed": (lambda x: copy.deepcopy(x.clone()), lambda: torch.arange(6.0).view(2, 3).t()),
+}
+
+
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.no_grad])
+@pytest.mark.parametrize("what", COPIED)
+def test_deep_copies(what, mode):
+    """They were refused."""
+    f, make = COPIED[what]
+    compiled = fg.jit(f, backend="aten")
+
+    def seen(called):
+        x = make()
+        with mode():
+            try:
+                out = called(x)
+            except RuntimeError as error:
+                return str(error)
+        outs = out if isinstance(out, (tuple, list)) else (out,)
+        looks = [(t.tolist(), t.stride(), t.requires_grad, t.is_leaf, t.data_ptr() == x.data_ptr()) for t in outs]
+        if outs[0].requires_grad and x.is_leaf:
+            sum(t.sum() for t in outs).backward()
+        return looks, x.grad, x.tolist()
+
+    assert str(seen(compiled)) == str(seen(compiled)) == str(seen(f))
+
+
+SHARING = {
+    "a gradient": (lambda x: copy.deepcopy(x) * 2, with_gradient),
+    "a view": (lambda x: copy.deepcopy([x, x[1:]])[1], lambda: torch.ones(3)),
+    "its memory": (lambda x: copy.deepcopy([x, x.data])[1], lambda: torch.ones(3)),
+    "an expanded tensor": (lambda x: copy.deepcopy(x), lambda: torch.ones(1).expand(3)),
+}
+
+
+@pytest.mark.parametrize("what", SHARING)
+def test_deep_copies_of_more_than_values_are_refused(what):
+    f, make = SHARING[what]
+    with pytest.raises(fg.UnsupportedTensorError, match="deep copy"):
+        fg.jit(f, backend="aten")(make())
 
 
 @pytest.mark.parametrize("what", UNKNOWABLE)

@@ -482,3 +482,36 @@ def test_what_a_gradient_stores_has_the_history_that_the_function_alone_gives_it
                     runs.append(torch.autograd.grad(v.sum(), sources, retain_graph=True, allow_unused=True))
         found.append(runs)
     torch.testing.assert_close(*found)
+
+
+def exchanges(x, held):
+    y = x * x * held[0] + x**3 * held[1] + x**4 * held[2]
+    held[0], held[1] = held[1], held[0]
+    return y
+
+
+def rotates(x, held):
+    y = x * x * held[0] + x**3 * held[1] + x**4 * held[2]
+    held.append(held.pop(0))
+    return y
+
+
+@pytest.mark.parametrize(
+    ("f", "make"), [(exchanges, list), (exchanges, lambda tensors: dict(enumerate(tensors))), (rotates, list)]
+)
+def test_tensors_that_change_places_are_put_back_for_a_second_derivative(f, make):
+    """It was refused: one was put back after the other, each into all places that held what stood in its place."""
+
+    def seen(compile):
+        tensors = [torch.full((3,), float(n)) for n in range(2, 5)]
+        held = make(tensors)
+        called, found = compile(lambda x: f(x, held)), []
+        for _ in range(4):
+            x = torch.ones(3, requires_grad=True)
+            (first,) = torch.autograd.grad(called(x).sum(), x, create_graph=True)
+            (second,) = torch.autograd.grad(first.sum(), x)
+            now = [next(i for i, t in enumerate(tensors) if t is held[key]) for key in range(3)]
+            found.append((first.tolist(), second.tolist(), now))
+        return found
+
+    assert seen(lambda f: fg.jit(f, backend="aten")) == seen(lambda f: f)

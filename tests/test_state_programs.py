@@ -233,12 +233,6 @@ def test_a_program_sees_what_it_sees_in_eager(name, tmp_path, monkeypatch):
     assert i > 1, "no program"
 
 
-@pytest.mark.parametrize("text", [str, repr, lambda x: f"{x!r:>9}", lambda x: f"{[x]}"])
-def test_the_text_of_a_tensor_is_named(text):
-    with pytest.warns(fg.UnwatchedStateWarning, match=r"asks for the text of a tensor \(test_state_programs\.py:\d+"):
-        fg.jit(lambda x: x * len(text(x)), backend="aten")(torch.ones(2))
-
-
 def test_other_threads_print_while_one_is_traced(capsys):
     def f(x):
         thread = threading.Thread(target=lambda: print("another"))

@@ -135,3 +135,7 @@ def _require_sound_protocol(tensor: Tensor, where: str | None) -> None:
         fault = "names no inner tensor"
     if fault:
         raise refusals.FLATTENS_WRONGLY(type(tensor).__name__, fault, where=where or user_line())
+
+
+class LeavesInferenceMode(BaseException):  # a signal, too
+    """The call is made in inference mode, which the function leaves."""

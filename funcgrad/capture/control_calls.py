@@ -16,6 +16,7 @@ from ..torch_private.operators import PACK_PADDED, PAD_PACKED
 from ..torch_private.patches import generic_associative_scan
 from ..trees import Tree, flatten, require_same, unflatten
 from .control_flow import Choice, Scan, While, apply
+from .copies import deep_copied
 from .packed_sequences import PACKED_NETWORKS, is_packed, pack, pad
 from .trace import Trace
 from .traced_bodies import Body, closed_over
@@ -156,6 +157,7 @@ CALLS: Mapping[Any, Callable[..., Any]] = {
     _operators.hints_wrapper: _called(lambda args, _: args[0](*args[1], **args[2])),
     _operators.run_const_graph: _called(lambda args, _: args[0](*args[1])),
     _operators.invoke_quant_packed: _called(lambda args, _: args[0](*args[1:])),
+    Tensor.__deepcopy__: deep_copied,
     PACK_PADDED: _called(lambda args, _: pack(*args)),
     PAD_PACKED: _called(lambda args, _: pad(*args)),
     **{network: _if_packed(call) for network, call in PACKED_NETWORKS.items()},

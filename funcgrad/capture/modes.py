@@ -88,6 +88,7 @@ WRITES = {
 _ASKS_GRAD = getattr(Tensor, "requires_grad").__get__  # noqa: B009 a descriptor
 _ABOUT_GRADIENTS = {_ASKS_GRAD, *(getattr(Tensor, name).__get__ for name in ("grad_fn", "is_leaf"))}
 
+_TEXTS = {Tensor.__repr__, Tensor.__format__}
 _ASKED_IN_BACKWARD = torch.ops.aten.allclose.default, torch.ops.aten.diagonal.default
 
 
@@ -220,8 +221,8 @@ class Lifter(TorchFunctionMode):
             method = set_  # while any trace runs, what stands there asks first which thread it is in
         if method in RESTRIDES or method in GIVES or method in _SWITCHES:
             func = method  # said by the operator's name, it means the same
-        if func is Tensor.__repr__:
-            return self._trace.text_of(args[0])
+        if func in _TEXTS and (text := self._text(func, *args)) is not None:
+            return text
         if func in _ABOUT_GRADIENTS and is_recorded(args[0]):
             return func(*args)
         if self._trace.ignores_requires_grad:
@@ -298,6 +299,15 @@ class Lifter(TorchFunctionMode):
             raise
         finally:
             self._trace.checks = None
+
+    def _text(self, func: Any, tensor: Tensor, how: str = "") -> str | None:
+        """The text of a tensor; None where it is that of a number in it."""
+        if func is Tensor.__repr__:
+            return self._trace.text_of(tensor)
+        if not tensor.dim() or how:
+            return None
+        with self:
+            return str(tensor)
 
     def _renew_history(self, written: Tensor) -> None:
         if not self._trace.writes.custom_functions and self._trace.is_view_here_alone(written):

@@ -32,7 +32,7 @@ from ..torch_private.tensors import (
 from .listeners import Listeners
 from .source_location import asked_by_us
 
-_BY_ANYBODY = {Tensor.data_ptr, Tensor.__reduce_ex__, Tensor.__deepcopy__}
+_BY_ANYBODY = {Tensor.data_ptr, Tensor.__reduce_ex__}
 """What is refused of libraries' code, too."""
 
 
@@ -69,6 +69,7 @@ _OF_THE_REAL = {"{}.retains_grad", "{}.output_nr", "{}.is_shared()", "{}.is_pinn
 """Questions that a stand-in is not like the real tensor in."""
 
 _HOOKED = "bool({0}._backward_hooks or {0}._post_accumulate_grad_hooks)"
+_ATTRIBUTES = "bool({}.__dict__)"
 HOOKS = "tuple(dict({0}._backward_hooks or ()).values())"
 HOOKS_AFTER = "tuple(dict({0}._post_accumulate_grad_hooks or ()).values())"
 _OFFSET = "{}.storage_offset()"
@@ -84,7 +85,6 @@ _UNKNOWABLE = {
         "for a tensor to be copied by the copy module, or pickled",
         "write x.clone(), or x.detach()",
     ),
-    Tensor.__deepcopy__: ("for a deep copy of a tensor", "write x.detach().clone()"),
 }
 
 
@@ -178,6 +178,19 @@ class Questions:
             raise refusals.ASKS_OF_TANGENT(where=user_line())
         return self.tracked[id(tensor)] if asks_itself else NotImplemented
 
+    def history(self, original: Any, stand_in: Tensor) -> str | None:
+        """The name of the ``grad_fn`` of a tensor, as its text says it."""
+        known = self.known.get(id(stand_in), {})
+        real = self.reals().get(id(original)) if is_traced(original) else original
+        if _HISTORY in known:
+            return None if known[_HISTORY] is None else str(known[_HISTORY])
+        with without_function_modes():
+            if real is not None and not self.known and has_history(stand_in) == has_history(real):
+                name = self._note(real, _HISTORY, answer_of(_HISTORY, real))
+            else:
+                name = stand_in.grad_fn and stand_in.grad_fn.name()
+        return None if name is None else str(name).rpartition("::")[2]
+
     def attribute(self, tensor: Tensor, name: str) -> Any:
         """The value of an attribute that torch does not know, or ``ABSENT``."""
         if name.startswith("__"):
@@ -209,6 +222,11 @@ class Questions:
         """Whether hooks run where a gradient arrives at a tensor; a call in which it is otherwise is another
         program's."""
         return bool(self._note(real, _HOOKED, has_hooks(real)))
+
+    def has_attributes(self, real: Tensor) -> bool:
+        """Whether a tensor has attributes that torch does not know; a call in which it is otherwise is another
+        program's."""
+        return bool(self._note(real, _ATTRIBUTES, bool(vars(real))))
 
     def ran_hooks(self, real: Tensor) -> None:
         """Note which hooks ran where a gradient arrived at a leaf."""

@@ -38,6 +38,7 @@ from ..torch_private.levels import is_mapped, outside_transforms
 from ..torch_private.modes import without_function_modes
 from ..torch_private.operators import is_operator
 from ..torch_private.symbols import expression
+from ..torch_private.texts import contents_of
 from .floats import Int, NotSymbolicError, fixed
 from .recorder import Recorder
 from .tape import Tape, UnknownValue
@@ -245,6 +246,16 @@ class Reads:
         self._expect(self._node(fake), found)
         with without_modes(), without_function_modes(), outside_transforms():
             return torch.tensor(found, dtype=fake.dtype, device=fake.device).reshape(fake.shape)
+
+    def contents(self, fake: Tensor) -> str | None:
+        """The values of a tensor as text; None where nobody knows them."""
+        if self.tape.is_constant(fake):
+            return str(self.tape.constant(contents_of, [fake], {}))
+        found = self._read(lambda: self.tape.now(contents_of, [fake], {}), fake)
+        if found is NotImplemented:
+            return None
+        self._expect(self._node(fake), found)
+        return str(found)
 
     def with_data(self, func: Any, args: Sequence[Any]) -> list[Any]:
         """The arguments of a function of ``TAKES_DATA``: with real tensors where it reads values."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,10 +12,11 @@ import torch
 
 from .. import refusals
 from ..graphs import tensors_in, type_text
-from ..state.lines import user_line
+from ..state.lines import HERE, user_line
 from ..torch_private.autograd import is_below_autograd
+from ..torch_private.fakes import FAKES
 from ..torch_private.patches import is_folded
-from .captures import GradientsMatter, RestartTrace
+from .captures import GradientsMatter, LeavesInferenceMode, RestartTrace
 from .control_calls import cond
 from .fast_paths import fast_path_replacements
 from .gradients import require_not_of_leaf, takes_gradient
@@ -74,6 +76,19 @@ def replacements_of(trace: Trace) -> dict[str, Replacement]:
             trace.backward_is_done(keeps_graph, create_graph, targets)
         return found
 
+    within = torch.is_inference_mode_enabled()
+
+    def enter_inference_mode(enter: Callable[[Any], None], mode: torch.inference_mode) -> None:
+        leaves = within and not mode.mode and torch.is_inference_mode_enabled()
+        if leaves and not sys._getframe(2).f_code.co_filename.startswith((HERE, FAKES)):
+            raise LeavesInferenceMode
+        enter(mode)
+
+    def enter_level(wrap: Callable[..., Any], tensor: Any, *at: Any) -> Any:
+        if within:  # there is none at a level
+            raise LeavesInferenceMode
+        return wrap(trace.operand(tensor), *at)
+
     return {
         # torch's own would be compiled by torch; so would others
         "cond": lambda _, *args, **kwargs: cond(trace, *args, **kwargs),
@@ -93,11 +108,13 @@ def replacements_of(trace: Trace) -> dict[str, Replacement]:
         "causal mask": lambda _, mask, is_causal=None, size=None: is_causal is True,
         "manual_seed": draws.manual_seed,
         "linearize": _no_linearize,
+        "inference mode": enter_inference_mode,
         "swap": _no_swap,
         "folding": _folded_outside,
         # where no overload of an operator fits, C++ writes its arguments down, and goes on to the next one
         "text": lambda original, tensor, **how: type_text(tensor) if is_below_autograd() else original(tensor, **how),
-        "level": lambda original, tensor, *at: original(trace.operand(tensor), *at),
+        "level": enter_level,
+        "own text": lambda _, tensor, **how: trace.text_of(tensor),
         "seed": draws.seed,
         "attribute": attribute,
         **fast_path_replacements(),

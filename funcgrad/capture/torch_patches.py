@@ -28,6 +28,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..generators import initial_seed
 from ..torch_private.autograd import SET_MATERIALIZES, SETS_SAVED_HOOKS
+from ..torch_private.functional import FunctionalTensor
 from ..torch_private.patches import (
     BACKWARD_ENGINE,
     CAUSAL_MASK,
@@ -72,10 +73,12 @@ _PLACES = (
     *(_Place(module, name, name) for module in (torch, torch.random) for name in ("manual_seed", "seed")),
     _Place(torch.Generator, "manual_seed", "generator seed"),
     *(_Place(torch.Generator, name, "generator set") for name in ("seed", "set_offset", "graphsafe_set_state")),
+    _Place(torch.inference_mode, "__enter__", "inference mode"),
     _Place(*SWAP, "swap"),
     _Place(*LINEARIZE_TRACER, "linearize", stays=True),
     _Place(*LINEAR_FOLDING, "folding", stays=True),
     _Place(*TENSOR_TEXT, "text", stays=True),
+    _Place(FunctionalTensor, "__repr__", "own text"),
     *(_Place(*place, "level", stays=True) for place in WRAPS_FOR_LEVELS),
     *(_Place(kind, "forward", name, stays=True) for kind, name in FORWARDS.items()),
     *(_Place(*place, stays=True) for place in PLACES),

@@ -33,7 +33,7 @@ from ..torch_private.levels import is_dead, outside_transforms, unwrap_dead
 from ..torch_private.modes import TorchFunctionMode, without_function_modes
 from ..torch_private.tensors import is_transform_wrapper, is_zero_tensor, level_of, storage_id, unwrap_transform
 from .autocast import backward_under
-from .captures import Lifted, detached, require_traceable
+from .captures import GradientsMatter, Lifted, detached, require_traceable
 from .error_translation import named_error
 from .floats import NotSymbolicError
 from .lineage import Lineage
@@ -45,6 +45,7 @@ from .recorder import Recorder
 from .source_location import is_defect
 from .stale_grad_metadata import Forgotten
 from .tensor_hooks import TensorHooks
+from .texts import Texts
 from .torch_patches import Replacement, replacing
 from .writes import Writes
 
@@ -123,6 +124,7 @@ class Trace(Recorder):
         self.backward_is_done: Callable[[bool, bool, Sequence[Any]], None] = lambda keeps, creates, targets: None
         """Called around a ``.backward()`` of the function's; ``targets``: its ``inputs``."""
         self.questions = Questions(lambda: self.reals, self.listeners)
+        self.texts = Texts(self.reads, self.questions, lambda: not (self.at_level or self.bodies.given))
         self.checks: str | None = None
         self.inside_subclass = False
         self.watch: Watch | None = None  # of Python state; the recorded run compares with what the dry run met
@@ -440,9 +442,8 @@ class Trace(Recorder):
         reals = {id(lifted.functional): lifted.real for lifted in self.captured.values()} | self.reals
         # what is looked at to compare it (keys of dicts may be tensors), the function has not read
         with listening(None), without_function_modes():
-            return Written(
-                self.watch, self.watch.said, lambda tensor: reals.get(id(tensor), tensor), self.varying, self.printed
-            )
+            said, shown = self.watch.said, self.texts.shown
+            return Written(self.watch, said, lambda t: reals.get(id(t), t), self.varying, self.printed, shown)
 
     @contextlib.contextmanager
     def again(self, guards: Sequence[Guard], happened: bool | None = None) -> Iterator[None]:
@@ -457,7 +458,7 @@ class Trace(Recorder):
             try:
                 yield
                 if happened or changed:
-                    self.printed.clear()
+                    del self.printed[:], self.texts.shown[:]
                     with listening(None):
                         self.written().undo()
             finally:
@@ -474,10 +475,9 @@ class Trace(Recorder):
                 self.watch.begins_anew()
 
     def text_of(self, tensor: Tensor) -> str:
-        """What stands for the text of a tensor, which has no values; the line that asks for it is named."""
-        if self.watch is not None and (line := user_line()) is not None:
-            self.watch.shown.add(line)
-        return f"traced {type_text(tensor)}"
+        if self.ignores_requires_grad:
+            raise GradientsMatter
+        return self.texts.of(tensor, None if is_bare_functional(tensor) else self.operand(tensor), self.watch)
 
     def late_nodes(self) -> dict[Slot, fx.Node]:
         """The inputs that are read again in backward, each with its node."""

@@ -45,6 +45,7 @@ from .hooks import can_be_hooked
 from .names import found_on, item_name, joined, steps_of, uses_of
 from .new_values import Names, New, NewObject, attributes_made, copied, is_copied, is_new
 from .output import Log, Print, Printed, effects_of
+from .shown import Look, numbers_in
 from .warned import Warn
 from .watch import Watch
 
@@ -170,7 +171,8 @@ class Written:
     (``undo``).
 
     ``known``: maps a tensor of the trace to the real one it stands for, if that is what a place held before.
-    ``varying``: the stores of numbers that are others in other calls. ``printed``: what it printed.
+    ``varying``: the stores of numbers that are others in other calls. ``printed``: what it printed, and
+    the tensors in it, ``shown``.
     """
 
     def __init__(
@@ -180,6 +182,7 @@ class Written:
         known: Callable[[Any], Any],
         varying: Collection[str] = (),
         printed: Sequence[Printed] = (),
+        shown: Sequence[tuple[Tensor, Look]] = (),
     ) -> None:
         self._watch, self._said, self._known, self._varying = watch, said, known, varying
         self.effects: list[Effect] = []
@@ -202,7 +205,7 @@ class Written:
         for kind, had in watch.classes.items():
             self._class(kind, had)
         self._environment()
-        self.effects += effects_of(printed)
+        self.effects += [self._with_texts(effect, shown) for effect in effects_of(printed)]
         self._back.extend(cache.cache_clear for cache, _, _ in watch.caches if keeps_traced(cache))
 
     @property
@@ -449,6 +452,19 @@ class Written:
         """A slot of its own: two keys of a dict, and two objects, may read alike."""
         names = (path if i == 1 else f"{path}#{i}" for i in itertools.count(1))
         return next(slot for name in names if (slot := Stored(name)) not in self.stores and slot not in self.plain)
+
+    def _with_texts(self, effect: Print | Log | Warn, shown: Sequence[tuple[Tensor, Look]]) -> Print | Log | Warn:
+        """What is printed, with the tensors whose texts stand in it."""
+        if isinstance(effect, Warn):
+            return effect
+        texts = []
+        for i in numbers_in(effect.text):
+            tensor, look = shown[i]
+            texts.append((self._slot(f"text {i}"), look))
+            self.stores[texts[-1][0]] = tensor
+        if isinstance(effect, Print):
+            return Print(effect.text, tuple(texts))
+        return Log(effect.logger, effect.record, tuple(texts))
 
     def _object(self, value: Any, path: str) -> NewObject | None:
         """An object that the run made, to be made anew; None for one that is more than its attributes."""

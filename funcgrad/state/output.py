@@ -17,14 +17,16 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
 from attrs import frozen
 
+from ..slots import Stored
 from .guards import PLAIN, Constant
 from .names import is_installed, is_installed_file, is_library
+from .shown import Look, formatting, with_texts, without_marks
 from .warned import Warn, watch_warnings
 
 _lock = threading.Lock()
@@ -32,40 +34,59 @@ _keeping = 0
 _ends: list[Callable[[], Any]] = []
 """What takes back what was done to each stream that was standard output."""
 
+Texts = tuple[tuple[Stored, Look], ...]
+
 
 @frozen
 class Print:
-    """A text is printed."""
+    """A text is printed. ``texts``: the tensors whose texts stand in it."""
 
     text: str
+    texts: Texts = ()
 
     def lines(self, names: MutableMapping[Any, str], constants: dict[str, Any], constant: Constant) -> Iterator[str]:
-        yield f"{constant(put_out)}({self.text!r})"
+        text = repr(self.text)
+        if self.texts:
+            text = f"{constant(with_texts)}({text}, {_written(self.texts, names, constant)})"
+        yield f"{constant(put_out)}({text})"
 
     def __str__(self) -> str:
-        return f"print {self.text!r}"
+        return f"print {without_marks(self.text)!r}"
 
 
 @frozen(eq=False)
 class Log:
-    """A record is given to a logger: to its filters, and then to handlers."""
+    """A record is given to a logger: to its filters, and then to handlers. ``texts``: the tensors whose texts stand in
+    it."""
 
     logger: logging.Logger
     record: logging.LogRecord
+    texts: Texts = ()
+
+    @property
+    def text(self) -> str:
+        return self.record.msg if isinstance(self.record.msg, str) else ""
 
     def lines(self, names: MutableMapping[Any, str], constants: dict[str, Any], constant: Constant) -> Iterator[str]:
-        yield f"{constant(self.put_out)}()"
+        yield f"{constant(self.put_out)}({_written(self.texts, names, constant) if self.texts else ''})"
 
-    def put_out(self) -> None:
+    def put_out(self, texts: Sequence[str] = ()) -> None:
         """The same record, of now."""
         record = copy.copy(self.record)
+        if isinstance(record.msg, str):
+            record.msg = with_texts(record.msg, texts) if texts else without_marks(record.msg)
         now = time.time()
         record.relativeCreated += (now - record.created) * 1000
         record.created, record.msecs = now, int(now % 1 * 1000) + 0.0
         logging.Logger.handle(self.logger, record)
 
     def __str__(self) -> str:
-        return f"log {self.record.levelname} {self.record.getMessage()!r}"
+        return f"log {self.record.levelname} {without_marks(self.record.getMessage())!r}"
+
+
+def _written(texts: Texts, names: Mapping[Any, str], constant: Constant) -> str:
+    """Python that writes them."""
+    return f"[{', '.join(f'{constant(look)}({names[slot]})' for slot, look in texts)}]"
 
 
 Printed = str | Log | Warn
@@ -84,7 +105,7 @@ def put_out_again(printed: Sequence[Printed], but: Sequence[Printed] = ()) -> No
         if others[str(item)]:
             others[str(item)] -= 1
         elif isinstance(item, str):
-            put_out(item)
+            put_out(without_marks(item))
         else:
             item.put_out()
 
@@ -129,7 +150,8 @@ def _logging() -> Callable[[], Any]:
             return original(logger, record)
         args = record.args.values() if isinstance(record.args, dict) else record.args or ()
         if not all(type(value) in PLAIN for value in args):  # the text is of what they are now
-            record.msg, record.args = record.getMessage(), None
+            with formatting(record.msg):
+                record.msg, record.args = record.getMessage(), None
         if record.exc_info and record.exc_info[1] is not None:
             record.exc_info = (record.exc_info[0], record.exc_info[1].with_traceback(None), None)
         kept.append(Log(logger, record))
@@ -149,6 +171,11 @@ def _write(original: Callable[[str], Any], text: str) -> Any:
         return original(text)
     kept.append(text)
     return len(text)
+
+
+def is_kept() -> bool:
+    """Whether this thread keeps what is printed to standard output."""
+    return _kept.get() is not None and (type(sys.stdout) is _Output or keeps(sys.stdout))
 
 
 def keeps(stream: Any) -> bool:

@@ -227,12 +227,15 @@ def as_it_was(state: State, rebound: Iterable[tuple[Any, Any]] = (), captured: I
     """
     back: list[Any] = []
     stored = [effect.place for effect in state.effects if isinstance(effect, Store)]
+    refilled = [effect for effect in state.effects if isinstance(effect, Refill) and isinstance(effect.container, list)]
+    stored += [Place("item", e.container, i, item_name(e.name, i)) for e in refilled for i in range(len(e.container))]
     stored += [place for place in captured if id(place.owner) in state.brought.parts]
     try:
-        for now, then in rebound:
-            for place in [place for place in stored if place.read() is now]:
-                place.write(then)
-                back.append(functools.partial(place.write, now))
+        # all of them first: they may have changed places
+        moved = [(place, now, then) for now, then in rebound for place in stored if place.read() is now]
+        for place, now, then in moved:
+            place.write(then)
+            back.append(functools.partial(place.write, now))
         with holding(state.of_forward) as changed:
             before = _put_back_now.set((*_put_back_now.get(), *changed))
             back.append(functools.partial(_put_back_now.reset, before))

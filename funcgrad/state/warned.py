@@ -1,11 +1,13 @@
 """Warnings that a function gives: kept while it is traced, twice, and given on each call, to the filters of then.
 
-Those of installed packages are given while the function is traced: they may be of the trace. So are those that the
+Those of installed packages are given while the function is traced: they may be of the trace; but for those of torch's
+modules, losses and optimisers. So are those that the
 function itself looks at, or for which it has put filters of its own (``warnings.catch_warnings``).
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import types
 import warnings
@@ -15,8 +17,12 @@ from typing import Any
 from attrs import frozen
 
 from .guards import Constant
-from .lines import HERE, is_user_file
+from .lines import HERE, TORCH, is_user_file
 from .names import is_installed_file
+
+_OF_MODULES = tuple(os.path.join(TORCH, *file) for file in (("nn", ""), ("optim", ""), ("utils", "hooks.py")))
+"""Where torch's own code warns of what the caller does, with modules, losses and hooks: never of a trace."""
+_OVERRIDES = os.path.join(TORCH, "overrides.py")
 
 
 @frozen(eq=False)
@@ -103,14 +109,26 @@ def watch_warnings(kept: Callable[[], list[Any] | None]) -> Callable[[], Any]:
 
 def _is_callers(frame: types.FrameType) -> bool:
     filename = frame.f_code.co_filename
-    return not filename.startswith(HERE) and not is_installed_file(filename)
+    return filename.startswith(_OF_MODULES) or (not filename.startswith(HERE) and not is_installed_file(filename))
+
+
+def _above(frame: Any) -> Any:
+    """The frame that calls, but for what stands between a function of torch and who calls it while it is traced: the
+    function itself, which has asked modes."""
+    code, frame = frame.f_code, frame.f_back
+    is_asked = False
+    while frame is not None and (
+        frame.f_code.co_name == "__torch_function__" or frame.f_code.co_filename == _OVERRIDES
+    ):
+        frame, is_asked = frame.f_back, True
+    return frame.f_back if is_asked and frame is not None and frame.f_code is code else frame
 
 
 def _given(message: Any, kind: type[Warning], frame: Any, level: int, skipped: tuple[str, ...]) -> Warn:
     """A warning for the line that ``level`` says, as ``warnings.warn`` finds it."""
     text = message if isinstance(message, Warning) else str(message)
     for _ in range(max(level, 2 if skipped else 1) - 1):
-        frame = frame.f_back
+        frame = _above(frame)
         while frame is not None and skipped and frame.f_code.co_filename.startswith(skipped):
             frame = frame.f_back
         if frame is None or frame.f_code.co_filename.startswith(HERE):

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import math
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,6 +30,9 @@ from .operators import is_torchs_own
 from .tensors import dispatch_bits, is_zero_tensor, storage_id
 
 __all__ = ["DataDependentOutputException", "DynamicOutputShapeException", "FakeTensor", "FakeTensorMode"]
+
+FAKES = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "_subclasses")
+"""Where torch's own code lies that makes fake tensors: each as its real one, in inference mode or outside."""
 
 
 def silence_where(raised: Callable[[], bool]) -> None:

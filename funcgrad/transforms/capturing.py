@@ -37,7 +37,7 @@ from ..runtime.miss_reasons import key_of
 from ..stages import Stages
 from ..state.renewed import Brought
 from ..state.watch import Watch
-from .definition import Definition, Plain, Untracked, name_of
+from .definition import Definition, Inferring, Plain, Untracked, name_of
 
 _AUTOCAST_UNSAID = (
     "{} is differentiated while autocast is on: the backward of a custom autograd.Function will not see it. "
@@ -123,7 +123,8 @@ def _observed(
     """What a dry run shows; of which definition, whether gradients matter outside of it, and the watch over Python
     state."""
     level = level_of_call() if at_level else 0
-    hands_over = isinstance(definition, Plain) and definition.replays
+    called = definition.definition if isinstance(definition, Inferring) else definition
+    hands_over = isinstance(called, Plain) and called.replays
 
     def observed(definition: Definition, grad: bool, replays: bool) -> tuple[Definition, bool, Facts, Watch]:
         around = Surroundings(

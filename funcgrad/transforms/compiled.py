@@ -9,14 +9,17 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from attrs import frozen
 from torch import Tensor
 
 from ..backends.backend import Runnable
 from ..backends.peak import predicted_peak
+from ..capture.captures import LeavesInferenceMode
 from ..capture.trace import active_trace
 from ..executable import Executable
 from ..layers.stack import outer_signature
+from ..options import Options
 from ..partition.saved import SavedValues, saved_values
 from ..runtime.cache import CacheInfo
 from ..runtime.call import MISS
@@ -32,6 +35,7 @@ from ..torch_private.patches import not_looked_into
 from ..trees import flatten_arguments
 from .arguments import take_apart
 from .autograd_boundary import differentiable, pullback_of, pure_of
+from .definition import Definition, Inferring
 from .levels import call_under_legacy_vmap, call_under_transforms
 from .nodes import called_at_level
 from .programs import Programs
@@ -47,6 +51,11 @@ class Compiled(Programs):
     for those that write to tensors of the caller's or to Python state: what one of them reads, computes and writes back
     is one step to the others, and to the thread that compiles.
     """
+
+    def __init__(self, definition: Definition, options: Options, at_level: bool = False) -> None:
+        super().__init__(definition, options, at_level)
+        self._inferring: dict[bool, Compiled] = {}
+        """By grad mode, what is called in place of this in inference mode, where the function leaves that."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if profiler._is_profiler_enabled:
@@ -89,7 +98,12 @@ class Compiled(Programs):
             for program in self._cache.programs:
                 if not why_not(program, inputs):
                     return program
-            return self._compile_and_keep(inputs)
+            try:
+                return self._compile_and_keep(inputs)
+            except LeavesInferenceMode:
+                inferring = self._of_inference_mode()
+        with torch.inference_mode(False):
+            return inferring.program(*args, **kwargs)
 
     def saved(self, *args: Any, **kwargs: Any) -> SavedValues:
         """What a call with these arguments keeps for its backward pass: bytes, shape, dtype, line, reason, and the
@@ -141,7 +155,20 @@ class Compiled(Programs):
             return self._definition(*args, **kwargs)  # inside another trace a compiled function is inlined
         if any(map(is_legacy_batched, tensors)):
             return call_under_legacy_vmap(self, args, kwargs)
-        return self._compile_and_run(args, kwargs)
+        inferring = self._inferring.get(torch.is_grad_enabled()) if torch.is_inference_mode_enabled() else None
+        if inferring is None:
+            try:
+                return self._compile_and_run(args, kwargs)
+            except LeavesInferenceMode:
+                inferring = self._of_inference_mode()
+        with torch.inference_mode(False):
+            return inferring.run(args, kwargs)
+
+    def _of_inference_mode(self) -> Compiled:
+        """What makes the same calls outside of inference mode: it enters that itself."""
+        grad_mode = torch.is_grad_enabled()
+        made = Compiled(Inferring(self._definition, grad_mode), self._options, self._at_level)
+        return self._inferring.setdefault(grad_mode, made)
 
     def _kernel(self, found: CapturedCall, made: Executable) -> Runnable:
         """What the layers stand around: the one program; its halves, as autograd knows them; or a pure function at a

@@ -135,15 +135,10 @@ class Plain:
 
 
 @frozen
-class Untracked:
-    """A definition that is called where grad mode is off, as one that switches it off itself: where grad mode is on
-    again inside, what comes of that is differentiable, as it is for any part of a function."""
+class _InMode:
+    """A definition, called in another mode of autograd."""
 
     definition: Definition
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with torch.no_grad():
-            return self.definition(*args, **kwargs)
 
     @property
     def root(self) -> Callable[..., Any]:
@@ -162,6 +157,28 @@ class Untracked:
 
     def out_slot(self, path: str) -> Slot:
         return self.definition.out_slot(path)
+
+
+@frozen
+class Untracked(_InMode):
+    """A definition that is called where grad mode is off, as one that switches it off itself: where grad mode is on
+    again inside, what comes of that is differentiable, as it is for any part of a function."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad():
+            return self.definition(*args, **kwargs)
+
+
+@frozen
+class Inferring(_InMode):
+    """A definition that is called in inference mode and leaves it inside, as one that enters it itself, called
+    outside."""
+
+    grad_mode: bool
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with torch.inference_mode(), torch.set_grad_enabled(self.grad_mode):
+            return self.definition(*args, **kwargs)
 
 
 @frozen

@@ -1,0 +1,68 @@
+"""Texts of tensors (``repr(x)``, ``print(x)``).
+
+What is only printed, or logged, is an effect: the tensor, as it is there, is an output of the program, of which the
+text is written in each call. Any other text is a read of values.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..graphs import type_text
+from ..state.lines import is_user_file, user_line
+from ..state.output import is_kept
+from ..state.shown import Look, is_shown, mark
+from ..state.watch import Watch
+from ..torch_private.fakes import fake_below, without_modes
+from ..torch_private.levels import transforms_or_duals
+from ..torch_private.modes import without_function_modes
+from ..torch_private.tensors import is_wrapper_subclass
+from .questions import Questions
+from .reads import Reads
+
+
+class Texts:
+    """Those of one run. ``is_read``: whether a text in the place where the run is may be one of values."""
+
+    def __init__(self, reads: Reads, questions: Questions, is_read: Callable[[], bool]) -> None:
+        self._reads, self._questions, self._is_read = reads, questions, is_read
+        self.shown: list[tuple[Tensor, Look]] = []
+        """The tensors that are printed, and logged, as they are there."""
+
+    def of(self, original: Tensor, tensor: Tensor | None, watch: Watch | None) -> str:
+        """The text of a tensor, or what stands for it where it is printed; its type where nobody knows its values, and
+        then ``watch`` is told the line that asks. ``original``: what the function has, of which ``tensor`` is what the
+        trace knows."""
+        text = None if tensor is None else self._known(original, tensor)
+        if text is None and watch is not None and (line := user_line()) is not None:
+            watch.shown.add(line)
+        return f"traced {type_text(original)}" if text is None else text
+
+    def _known(self, original: Tensor, tensor: Tensor) -> str | None:
+        is_wrapped = is_wrapper_subclass(tensor) or transforms_or_duals()
+        if is_wrapped or not self._is_read() or (fake := fake_below(tensor)) is None:
+            return None
+        look = Look(self._knows(original, tensor), original is tensor and isinstance(original, nn.Parameter))
+        frame: Any = sys._getframe(2)
+        while frame.f_back is not None and not is_user_file(frame.f_code.co_filename):
+            frame = frame.f_back
+        if is_shown(frame, is_kept):
+            with torch.no_grad():
+                self.shown.append((tensor.detach().clone(), look))
+            return mark(len(self.shown) - 1, type_text(fake))
+        contents = self._reads.contents(fake)
+        if contents is None:
+            return None
+        with without_modes(), without_function_modes():
+            shape = tuple(map(int, fake.shape)) if contents == "[]" else (1,)
+            return look.text(torch.empty(shape, dtype=fake.dtype, device=fake.device), contents)
+
+    def _knows(self, original: Tensor, tensor: Tensor) -> str | None:
+        """What a text says of autograd."""
+        name = self._questions.history(original, tensor)
+        return f"grad_fn=<{name}>" if name else "requires_grad=True" if tensor.requires_grad else None

@@ -1,0 +1,155 @@
+"""Texts of tensors: printed, logged, and read."""
+
+import contextlib
+import io
+import logging
+import sys
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import funcgrad as fg
+
+LOGGER = logging.getLogger("texts")
+WEIGHT = torch.ones(2, requires_grad=True)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        print("gradient", gradient)
+        return gradient * 2
+
+
+class Shows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(1.0, 4.0))
+
+    def forward(self, x):
+        y = (x * self.weight).relu()
+        print("before", y, self.weight)
+        y = y * 3
+        y.mul_(2)
+        print("after", [y], {"shape": y.shape})
+        return y
+
+
+def redirected(x):
+    with contextlib.redirect_stdout(io.StringIO()) as own:
+        print(x)
+    sys.stdout.write(own.getvalue())
+    return x * 2
+
+
+def warned(x):
+    warnings.warn(f"seen {x}", stacklevel=1)
+    return x * 2
+
+
+PRINTED = {
+    "an argument": lambda x: (print("x", x), x * 2)[1],
+    "several": lambda x: (print(*[x, x + 1], sep="|"), x * 2)[1],
+    "in containers": lambda x: (print([x, {"a": (x * 2,)}]), x * 2)[1],
+    "in a result of torch": lambda x: (print(torch.max(x, 0)), x * 2)[1],
+    "a leaf and what is computed": lambda x: (print(WEIGHT, WEIGHT * 2, WEIGHT.expand(2, 2)), x * 2)[1],
+    "a parameter": lambda x: (print(nn.Parameter(torch.ones(2))), x * 2)[1],
+    "kinds": lambda x: (print(x[:0], x.long(), x.double(), x > 1, x[None, :0], x * 1j, x.bfloat16()), x * 2)[1],
+    "many": lambda x: (print(x.expand(1001, 3) * 2), x * 2)[1],
+    "logged": lambda x: (LOGGER.warning("x %s and %r, %d", x, x * 2, 3), x * 2)[1],
+    "in a backward pass": lambda x: Doubled.apply(x),
+    "a module": Shows(),
+}
+READ = {
+    "repr": lambda x: (print("x is " + repr(x)), x * 2)[1],
+    "format": lambda x: (print(f"x is {x}, {x[0]}, {x.sum():.2f}"), x * 2)[1],
+    "of each": lambda x: (print(", ".join(str(v) for v in x)), x * 2)[1],
+    "decides": lambda x: x * 2 if "1." in str(x) else x * 3,
+    "returned": lambda x: (x * 2, f"{x * 2}"),
+    "to another stream": redirected,
+    "logged with a width": lambda x: (LOGGER.warning("x %40s", x), x * 2)[1],
+    "warned": warned,
+}
+
+
+def seen(f, mode, requires_grad, capsys, caplog):
+    found = []
+    for n in range(3):
+        x = (torch.arange(3.0) + n).requires_grad_(requires_grad)
+        with mode(), warnings.catch_warnings(record=True) as given:
+            warnings.simplefilter("always", UserWarning)
+            out = f(x)
+        y = out[0] if isinstance(out, tuple) else out
+        if y.requires_grad:
+            y.sum().backward()
+        found.append((y.tolist(), x.grad, capsys.readouterr().out, [str(w.message) for w in given], caplog.messages[:]))
+        found.append(out[1:] if isinstance(out, tuple) else None)
+        caplog.clear()
+    return found
+
+
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.no_grad])
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("name", PRINTED | READ)
+def test_texts_are_those_of_the_call(name, requires_grad, mode, capsys, caplog):
+    """They were of what stands for the tensor in a trace."""
+    f = (PRINTED | READ)[name]
+    compiled = fg.jit(f, backend="aten")
+    expected = seen(f, mode, requires_grad, capsys, caplog)
+    assert repr(seen(compiled, mode, requires_grad, capsys, caplog)) == repr(expected)
+    if name in PRINTED and name != "in a backward pass":
+        assert compiled.cache_info().misses == 1
+
+
+class Hooked(nn.Module):
+    def __init__(self, register):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        getattr(self.layer, register)(lambda module, given, back: None)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+WARNING = {
+    "a hook without gradients of inputs": lambda: Hooked("register_full_backward_hook"),
+    "a hook of several nodes": lambda: Hooked("register_backward_hook"),
+    "losses": lambda: lambda x: F.mse_loss(x, WEIGHT[:1]) + nn.L1Loss()(x, WEIGHT[:1]) + nn.Softmax()(x).sum(),
+}
+
+
+@pytest.mark.parametrize("what", WARNING)
+def test_torch_warns_of_modules_and_losses_in_each_call(what):
+    """It did so in the first call alone, and three times."""
+    f = WARNING[what]()
+
+    def given(called):
+        found = []
+        for _ in range(3):
+            with warnings.catch_warnings(record=True) as own:
+                warnings.simplefilter("always")
+                called(torch.arange(3.0)).sum().backward()
+            found.append([(w.category, str(w.message)) for w in own])
+        return found
+
+    expected = given(f)
+    assert expected[0]
+    assert given(fg.jit(f, backend="aten")) == expected
+
+
+def test_a_text_that_nobody_knows_is_named():
+    f = torch.vmap(lambda x: x * len(str(x)))
+    with pytest.warns(fg.UnwatchedStateWarning, match=r"asks for the text of a tensor \(test_texts\.py:\d+"):
+        fg.jit(f, backend="aten")(torch.ones(2, 2))
+
+
+def test_what_is_printed_is_shown():
+    program = fg.jit(lambda x: (print("x", x), x * 2)[1], backend="aten").program(torch.ones(3))
+    assert "print 'x f32[3]" in str(program.facts.state)
