@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from attrs import evolve
@@ -25,7 +26,9 @@ def take_apart(definition: Definition, options: Options, args: tuple[Any, ...], 
     Raises ``ArgumentError``, ``ContainerError``, ``UnsupportedTensorError`` or ``UnsupportedTransformError`` for what
     can be no input.
     """
-    static = positions(definition, "static_argnums", options.static_argnums, len(args))
+    by_name = _static_by_name(definition, options.static_argnums, len(args))
+    given = [i for i in options.static_argnums if i not in by_name]
+    static = positions(definition, "static_argnums", given, len(args))
     if doubled := static & positions(definition, "donate_argnums", options.donate_argnums, len(args)):
         raise ArgumentError(
             f"static_argnums and donate_argnums both name position {min(doubled)} of this call of "
@@ -40,7 +43,7 @@ def take_apart(definition: Definition, options: Options, args: tuple[Any, ...], 
         own, tree, own_paths = ([arg], LEAF, [name]) if i in static else flatten(arg, name)
         leaves, paths, children = leaves + own, paths + own_paths, [*children, tree]
     for name, arg in kwargs.items():
-        own, tree, own_paths = flatten(arg, name)
+        own, tree, own_paths = ([arg], LEAF, [name]) if name in by_name.values() else flatten(arg, name)
         leaves, paths, children = leaves + own, paths + own_paths, [*children, tree]
     for leaf, path in zip(leaves, paths, strict=True):
         _check(definition, leaf, path)
@@ -48,12 +51,21 @@ def take_apart(definition: Definition, options: Options, args: tuple[Any, ...], 
     positional = Node(tuple, tuple(f"[{i}]" for i in range(n)), None, tuple(children[:n]))
     keywords = Node(dict, tuple(f"[{k!r}]" for k in kwargs), tuple(kwargs), tuple(children[n:]))
     both = Node(tuple, ("[0]", "[1]"), None, (positional, keywords))
-    inputs = Inputs(tuple(names), tuple(leaves), tuple(map(Arg, paths)), both)
-    given = (own for container in inputs.containers(args, kwargs) for own in given_of(container))
-    return evolve(inputs, identities={own.variable: id(own.value) for own in given})
+    meant = frozenset([*(names[i] for i in static), *by_name.values()])
+    inputs = Inputs(tuple(names), tuple(leaves), tuple(map(Arg, paths)), both, static=meant)
+    watched = (own for container in inputs.containers(args, kwargs) for own in given_of(container))
+    return evolve(inputs, identities={own.variable: id(own.value) for own in watched})
 
 
-def positions(definition: Definition, option: str, argnums: tuple[int, ...], n: int) -> set[int]:
+def _static_by_name(definition: Definition, argnums: tuple[int, ...], n: int) -> dict[int, str]:
+    """The parameters at positions beyond the ``n`` arguments of a call, as in JAX: static where they are given by
+    keyword, and left at their defaults where they are not given."""
+    beyond = [i for i in argnums if i >= n]
+    names = definition.argument_names(max(beyond) + 1) if beyond else []
+    return {i: names[i] for i in beyond if names[i].isidentifier()}
+
+
+def positions(definition: Definition, option: str, argnums: Iterable[int], n: int) -> set[int]:
     """The positions, counted from the first of ``n`` arguments, that an option names. Raises ``ArgumentError`` for
     one that this call has not."""
     for i in argnums:
