@@ -206,7 +206,7 @@ class TestArguments:
         assert c.cache_info().misses == 2
 
     def test_static_argnums_of_what_is_given_by_keyword_or_not_at_all(self):
-        def f(x, n=2, config={"scale": 2}):  # noqa: B006
+        def f(x, n=2, config={"scale": 2}):
             return (x * n * config["scale"]).sum()
 
         c, x = fg.grad_compiled(f, static_argnums=(1, 2), backend="aten"), torch.ones(2)
