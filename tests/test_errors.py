@@ -1097,6 +1097,7 @@ EAGER = {
     fg.jit: lambda f: f,
     fg.grad_compiled: lambda f, **options: torch.func.grad(f, **options),
     refused.undifferentiated: lambda f: getattr(f, "__wrapped__", f),
+    fg.checkpoint: lambda f: getattr(f, "__wrapped__", f),
 }
 LINES = Path(refused.__file__).read_text().splitlines()
 WORLD = [

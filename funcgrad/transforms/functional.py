@@ -32,7 +32,7 @@ from .definition import (
     nesting,
     positions_of,
 )
-from .points import mismatches_named, require_leaves, require_primals, require_tangents
+from .points import mismatches_named, require_leaves, require_no_saved_hooks, require_primals, require_tangents
 
 Fn = Callable[..., Any]
 BatchedDraws = Literal["error", "same", "different"]
@@ -249,6 +249,7 @@ def vjp_compiled(f: Fn, *primals: Any, has_aux: bool = False, **options: Any) ->
     (``fg.Options``).
     """
     require_primals(f, primals)
+    require_no_saved_hooks("vjp_compiled")
     compiled = f if isinstance(f, Compiled) else _jitted(f, make_options(options))
     found: Any = torch.func.vjp(over_carried(compiled, True), *carried(primals, True), has_aux=has_aux)
     out, vjp_fn, *aux = found
@@ -266,6 +267,7 @@ def linearize_compiled(f: Fn, *primals: Any, **options: Any) -> Any:
     compiled of ``f`` is kept for the 64 functions last named.
     """
     require_primals(f, primals)
+    require_no_saved_hooks("linearize_compiled")
     compiled = f if isinstance(f, Compiled) else _jitted(f, make_options(options))
     leaves: list[Any] = []
     tree: Any = None

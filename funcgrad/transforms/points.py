@@ -9,9 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
+from .. import refusals
+from ..capture.trace import active_trace
 from ..errors import ArgumentError, TreeMismatchError
 from ..state.lines import user_line
-from ..torch_private.levels import raised_by_vmap
+from ..torch_private.levels import raised_by_vmap, transform_active
+from ..torch_private.modes import saved_hooks_active
 from ..trees import flatten, require_same
 from .definition import argument_names, describe, require_differentiable
 
@@ -22,6 +25,13 @@ def require_primals(f: Callable[..., Any], primals: Sequence[Any]) -> None:
     """Raise ``NonDifferentiableArgumentError`` for an argument that holds what has no derivative, or nothing."""
     for name, primal in zip(argument_names(f, len(primals)), primals, strict=True):
         require_leaves(primal, name, _NOT_A_PRIMAL)
+
+
+def require_no_saved_hooks(what: str) -> None:
+    """Refuse a transform of torch.func's that keeps a graph, where hooks pack what graphs save, and nothing is
+    traced."""
+    if active_trace() is None and not transform_active() and saved_hooks_active():
+        raise refusals.POINT_UNDER_SAVED_HOOKS(what, where=user_line())
 
 
 def require_leaves(argument: Any, name: str, fix: str | None = None) -> None:
