@@ -2428,6 +2428,39 @@ row(
     where=None,
 )
 
+mistake(
+    "primals that are no arguments",
+    ARGUMENT,
+    "primals are a float32 tensor of shape [3]",
+    lambda x: fg.jvp_compiled(doubled, x, x),
+    numbers,
+    fixed=lambda x: fg.jvp_compiled(doubled, (x,), (x,)),
+    transform=undifferentiated,
+)
+mistake(
+    "a batch dimension that is not there",
+    fg.TreeMismatchError,
+    "in_dim=5",
+    lambda x: fg.vmap_compiled(doubled, in_dims=5)(x),
+    numbers,
+    fixed=lambda x: fg.vmap_compiled(doubled, in_dims=0)(x),
+    transform=undifferentiated,
+)
+
+
+def sine_pulled(x):
+    return fg.vjp_compiled(torch.sin, x)[1](torch.ones(3))[0]
+
+
+row(
+    "vjp_compiled in a checkpoint of eager PyTorch",
+    tracing.POINT_UNDER_SAVED_HOOKS,
+    sine_pulled,
+    lambda: (torch.ones(3, requires_grad=True),),
+    fixed=fg.jit(sine_pulled),
+    transform=fg.checkpoint,
+)
+
 
 # ── programs in files ────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -373,3 +373,24 @@ def test_a_container_that_holds_itself_has_no_pullback():
     p.y = p
     with pytest.raises(fg.ContainerError, match="holds itself"):
         fg.vjp_compiled(lambda p: p.x, p)
+
+
+def test_none_within_a_point_is_a_container_of_nothing():
+    """As it is to ``grad_compiled``, and in JAX."""
+    x, point = torch.arange(3.0), {"x": torch.arange(3.0), "bias": None}
+
+    def f(p):
+        return {"y": p["x"] ** 2, "state": None}
+
+    out, pull = fg.vjp_compiled(f, point)
+    assert out["state"] is None
+    assert pull({"y": torch.ones(3), "state": None})[0]["bias"] is None
+    torch.testing.assert_close(pull({"y": torch.ones(3), "state": None})[0]["x"], 2 * x)
+    pushed = fg.jvp_compiled(f, (point,), (point,))[1], fg.linearize_compiled(f, point)[1](point)
+    for tangent in pushed:
+        assert tangent["state"] is None
+        torch.testing.assert_close(tangent["y"], 2 * x * x)
+    for jacobian in fg.jacrev_compiled, fg.jacfwd_compiled:
+        found = jacobian(f)(point)
+        assert found["state"] is None and found["y"]["bias"] is None
+        torch.testing.assert_close(found["y"]["x"], torch.diag(2 * x))

@@ -191,3 +191,66 @@ def test_a_bound_method_answers_as_the_function_and_is_one_with_another_of_its_i
     with fg.no_retrace():  # what is compiled of it is kept for the method, not for one access
         _, pull = fg.vjp_compiled(model.decorated, X, backend="aten")
     assert torch.allclose(pull(torch.tensor(1.0))[0], model.linear.weight.sum(0))
+
+
+# ── transforms with options, which are no functions of a module ──────────────────────────────────────────────────
+
+
+def squares(x):
+    return (x * x).sum()
+
+
+@fg.custom_vjp
+def doubled(x):
+    return x * 2
+
+
+doubled.defvjp(lambda x: (x * 2, ()), lambda residuals, g: (g * 5,))
+
+
+@fg.checkpoint
+def region(x):
+    return x.sin()
+
+
+@fg.opaque(like=X)
+def shown(x):
+    return x.cos()
+
+
+PICKLED = {
+    "custom_vjp by name": lambda: doubled,
+    "checkpoint by name": lambda: region,
+    "opaque by name": lambda: shown,
+    "vmap": lambda: fg.vmap_compiled(double, in_dims=0, chunk_size=2, backend="aten"),
+    "vmap as memory allows": lambda: fg.vmap_compiled(double, chunk_size="auto", backend="aten"),
+    "jacrev": lambda: fg.jacrev_compiled(squares, backend="aten"),
+    "jacfwd": lambda: fg.jacfwd_compiled(squares, backend="aten"),
+    "hessian": lambda: fg.hessian_compiled(squares, backend="aten"),
+    "checkpoint": lambda: fg.checkpoint(squares, policy="dots_saveable"),
+    "opaque": lambda: fg.opaque(double, like=X),
+}
+
+
+@pytest.mark.parametrize("name", PICKLED)
+def test_what_a_transform_returns_is_pickled(name):
+    made = PICKLED[name]()
+    assert torch.equal(pickle.loads(pickle.dumps(made))(X), made(X))
+
+
+def test_a_deep_copy_of_a_vmap_as_memory_allows_has_a_module_of_its_own():
+    model = Model()
+    mapped = fg.vmap_compiled(model._step, chunk_size="auto", backend="aten")
+    other = copy.deepcopy(mapped)
+    with torch.no_grad():
+        model.linear.weight.zero_()
+    assert not torch.equal(other(X[None]), mapped(X[None]))
+
+
+def test_a_deep_copy_of_a_module_recomputes_with_its_own_parameters():
+    model = Model()
+    model.step = fg.checkpoint(model._step)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        model.linear.weight.zero_()
+    assert not torch.equal(other.step(X), model.step(X))

@@ -229,6 +229,61 @@ def test_argnums_that_are_no_positions(argnums):
     )
 
 
+def twice(x):
+    return x * 2
+
+
+ONES = torch.ones(3)
+POINTS = {
+    "an int": (lambda: fg.vjp_compiled(twice, 3), fg.NonDifferentiableArgumentError, TypeError, "x is an int"),
+    "None": (
+        lambda: fg.vjp_compiled(lambda x, y: x, ONES, None), fg.NonDifferentiableArgumentError, TypeError, "y is a None"
+    ),
+    "ints": (
+        lambda: fg.linearize_compiled(twice, torch.arange(3)), fg.NonDifferentiableArgumentError, TypeError, "int64"
+    ),
+    "an int within": (
+        lambda: fg.jvp_compiled(lambda p: p["x"], ({"x": ONES, "n": 3},), ({"x": ONES, "n": 3},)),
+        fg.NonDifferentiableArgumentError,
+        TypeError,
+        "p['n']",
+    ),
+    "no tuple": (lambda: fg.jvp_compiled(twice, ONES, ONES), fg.ArgumentError, TypeError, "primals are a float32"),
+    "no tangent": (lambda: fg.jvp_compiled(twice, (ONES,), (None,)), fg.TreeMismatchError, ValueError, "tangents"),
+    "a number": (lambda: fg.jvp_compiled(twice, (ONES,), (1.0,)), fg.ArgumentError, TypeError, "[3]"),
+    "a tangent of another shape": (
+        lambda: fg.jvp_compiled(twice, (ONES,), (torch.ones(2),)), fg.ArgumentError, TypeError, "[3]"
+    ),
+    "two tangents": (lambda: fg.jvp_compiled(twice, (ONES,), (ONES, ONES)), fg.TreeMismatchError, ValueError, "of"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_no_point_or_no_direction(name):
+    call, kind, builtin, says = POINTS[name]
+    fails(kind, builtin, call, says)
+
+
+MISMATCHES = [
+    {"in_dims": "x"}, {"in_dims": 5}, {"in_dims": (0, 0)}, {"in_dims": (None,)}, {"in_dims": {"x": 0}},
+    {"out_dims": "x"}, {"out_dims": 5}, {"out_dims": (0, 0)}, {"out_dims": None},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dims", MISMATCHES, ids=str)
+def test_batch_dimensions_that_do_not_fit(dims):
+    fails(fg.TreeMismatchError, ValueError, lambda: fg.vmap_compiled(twice, **dims)(torch.ones(4, 3)), "in_dims")
+
+
+def test_what_a_mapped_function_raises_it_raises_itself():
+    def f(x):
+        return torch.func.vmap(twice, in_dims=7)(x)
+
+    with pytest.raises(ValueError, match="in_dim=7") as caught:
+        fg.vmap_compiled(f)(torch.ones(4, 3))
+    assert not isinstance(caught.value, fg.FuncgradError)
+
+
 @pytest.mark.parametrize("position", [1, -2])
 def test_static_argnums_out_of_range(position, x):
     c = fg.grad_compiled(lambda x: x.sum(), static_argnums=position)
@@ -1042,6 +1097,7 @@ EAGER = {
     fg.jit: lambda f: f,
     fg.grad_compiled: lambda f, **options: torch.func.grad(f, **options),
     refused.undifferentiated: lambda f: getattr(f, "__wrapped__", f),
+    fg.checkpoint: lambda f: getattr(f, "__wrapped__", f),
 }
 LINES = Path(refused.__file__).read_text().splitlines()
 WORLD = [

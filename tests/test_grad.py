@@ -205,6 +205,16 @@ class TestArguments:
         equal(c(torch.ones(2), {"scale": 3}), torch.full((2,), 3.0))
         assert c.cache_info().misses == 2
 
+    def test_static_argnums_of_what_is_given_by_keyword_or_not_at_all(self):
+        def f(x, n=2, config={"scale": 2}):
+            return (x * n * config["scale"]).sum()
+
+        c, x = fg.grad_compiled(f, static_argnums=(1, 2), backend="aten"), torch.ones(2)
+        calls = [((), {}, 4), ((3,), {}, 6), ((), {"n": 4}, 8), ((), {"n": 5}, 10), ((1,), {"config": {"scale": 7}}, 7)]
+        for args, kwargs, gradient in (*calls, *calls):
+            equal(c(x, *args, **kwargs), torch.full((2,), float(gradient)))
+        assert c.cache_info().misses == len(calls)  # no number became a symbol
+
     def test_the_same_tensor_twice(self):
         x = torch.randn(3, requires_grad=True)
         f = lambda a, b: (a * b.exp()).sum()  # noqa: E731

@@ -10,12 +10,14 @@ import itertools
 import random
 import sys
 import threading
+import time
 import warnings
 
 import pytest
 import torch
 
 import funcgrad as fg
+from funcgrad.state import assumed
 
 PRELUDE = """
 import abc, array, collections, contextlib, dataclasses, datetime, enum, fractions, functools, io, logging, pathlib, sys, types, warnings
@@ -344,3 +346,48 @@ def test_the_first_call_of_a_lazy_module_prints_once(capsys):
     for _ in range(3):
         call(torch.ones(2, 4))
         assert capsys.readouterr().out == "p\n"
+
+
+class Rarely:
+    """What it would ask for stands in a method that does not run, and is found while the function runs."""
+
+    def never(self):
+        return time.time(), open("nowhere")
+
+    def twice(self, x):
+        return x * 2
+
+
+class Holder:
+    pass
+
+
+def test_what_is_reached_in_the_run_and_never_runs_is_not_warned_about(recwarn):
+    holder = Holder()
+    holder.held = Rarely()
+    compiled = fg.jit(lambda x: holder.held.twice(x) if x.dim() == 1 else holder.held.never(), backend="aten")
+    assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0))
+    assert not [w for w in recwarn if w.category is fg.UnwatchedStateWarning]
+
+
+class Caller:
+    def __init__(self, f):
+        self.f = f
+
+    def run(self, x):
+        return self.f(x)
+
+
+def test_code_that_is_reached_is_merged_a_few_times(monkeypatch):
+    """However many containers and functions a library leads to: each was compared with all code reached before."""
+    merged, together = [], assumed.together
+    monkeypatch.setattr(assumed, "together", lambda parts: merged.append(len(parts)) or together(parts))
+    space = {"torch": torch}
+    count = 40
+    lines = [f"def f{i}(x):\n    return f{i + 1}(x) * table{i}['a']" for i in range(count)]
+    exec("\n".join([*lines, f"def f{count}(x):\n    return x"]), space)
+    space |= {f"table{i}": {"a": 1.0} for i in range(count)}
+    holder = Holder()
+    holder.held = Caller(space["f0"])
+    assert torch.equal(fg.jit(lambda x: holder.held.run(x), backend="aten")(torch.ones(3)), torch.ones(3))
+    assert len(merged) < count

@@ -54,6 +54,13 @@ def test_a_folder_others_may_write_to_is_not_trusted(tmp_path):
             use()
 
 
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(fg.CacheTrustError, match="cannot be made") as caught:
+        Store(tmp_path / "file" / "cache").put("name", 1)
+    assert "off" in caught.value.fix
+
+
 def test_digests_differ_where_texts_do():
     assert len({digest("a", "b"), digest("ab"), digest("a"), digest("b", "a")}) == 4
 

@@ -33,13 +33,27 @@ def _temporary() -> tempfile.TemporaryDirectory[str]:
 
 
 def folder_for(what: str) -> Path:
-    """The folder of one kind of results, in the cache folder; in one of this process where nothing is to be kept."""
+    """The folder of one kind of results, in the cache folder; in one of this process where nothing is to be kept.
+    Raises ``CacheTrustError`` where there can be none, or others may write to it."""
     base = ENVIRONMENT.cache_dir or Path(_temporary().name)
-    base.mkdir(parents=True, exist_ok=True, mode=0o700)
-    require_trusted(base)
+    make_trusted(base)
     folder = base / what
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
+
+
+def make_trusted(folder: Path) -> None:
+    """Make the folder, where it is not there. Raises ``CacheTrustError`` where there can be none, or others may write
+    to it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise CacheTrustError(
+            f"the cache folder {folder} cannot be made: {error.strerror}",
+            where="FUNCGRAD_CACHE_DIR",
+            fix="name another folder in FUNCGRAD_CACHE_DIR, or set it to off",
+        ) from error
+    require_trusted(folder)
 
 
 _BOUND = 1 << 30

@@ -17,7 +17,7 @@ from typing import Any
 from attrs import frozen
 from filelock import FileLock
 
-from .folders import require_trusted
+from .folders import make_trusted, require_trusted
 
 
 def digest(*parts: str) -> str:
@@ -45,8 +45,7 @@ class Store:
         """Write an entry, whole or not at all."""
         if self.folder is None:
             return
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        require_trusted(self.folder)
+        make_trusted(self.folder)
         with FileLock(self.folder / "lock"):
             temporary = self.folder / f"{name}.{os.getpid()}.tmp"
             temporary.write_text(json.dumps(value))

@@ -47,6 +47,8 @@ class Inputs:
     identities: Mapping[str, int] = {}
     renewed: tuple[Renewed, ...] = ()
     """The objects that were others in other calls."""
+    static: frozenset[str] = frozenset()
+    """The arguments that are meant to be compared (``static_argnums``)."""
 
     @property
     def dynamic(self) -> list[tuple[Arg | State, Any]]:
@@ -73,10 +75,6 @@ class Inputs:
     def has_symbols_for_sizes(self) -> bool:
         """Whether there are symbols of which a number that is a size may be made."""
         return self.may_be_sizes and self.has_symbols
-
-    def at(self, positions: Iterable[int]) -> set[str]:
-        """The names of the positional arguments at these positions."""
-        return {self.names[i] for i in positions if -len(self.names) <= i < len(self.names)}
 
     def numbers(self, stand_ins: Mapping[Any, Any]) -> list[tuple[Place, Any]]:
         """Where numbers of Python state live, each with what stands for it."""

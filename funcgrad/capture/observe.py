@@ -25,7 +25,7 @@ from ..state.late import Late
 from ..state.output import put_out_again
 from ..state.renewed import Brought
 from ..state.state import State, state_of
-from ..state.watch import Watch
+from ..state.watch import RunsUnnoted, Watch
 from ..subclasses import inner_tensors
 from ..torch_private.functional import from_functional
 from ..torch_private.levels import transform_active
@@ -102,9 +102,9 @@ def observe(function: Callable[..., Any], root: Callable[..., Any], around: Surr
     themselves: list[Tensor] = []
     saved: dict[int, Tensor] = {}
     memory_around: dict[int, int] = {}
-    hooks, once = None, None
+    hooks, once, notes = None, None, False
     while True:
-        dry = _DryRun(around, known, themselves)
+        dry = _DryRun(around, known, themselves, notes)
         dry.trace.saved_outside, dry.trace.around = saved, memory_around
         dry.trace.hooks.begin(hooks)
         after: Callable[[], None] | None = None
@@ -121,6 +121,8 @@ def observe(function: Callable[..., Any], root: Callable[..., Any], around: Surr
             after = met.after
         except HooksWrite:
             hooks = ()
+        except RunsUnnoted:
+            notes = True
         finally:
             dry.release()
         if after is not None:
@@ -130,10 +132,10 @@ def observe(function: Callable[..., Any], root: Callable[..., Any], around: Surr
 class _DryRun:
     """One run on stand-ins that mirror the real tensors. ``known`` are captured tensors an earlier run met;
     ``themselves``: the arguments among them that are given to the function as they are, since Python state holds them,
-    too, and code compares objects."""
+    too, and code compares objects. ``notes``: whether it is noted what code runs."""
 
-    def __init__(self, around: Surroundings, known: Sequence[Tensor], themselves: Sequence[Tensor]) -> None:
-        self._inputs, self._grad, self._out_slot = around.inputs, around.grad, around.out_slot
+    def __init__(self, around: Surroundings, known: Sequence[Tensor], themselves: Sequence[Tensor], notes: bool):
+        self._inputs, self._grad, self._out_slot, self._notes = around.inputs, around.grad, around.out_slot, notes
         self._splits, self._replays, self._hands_over = around.splits, around.replays, around.hands_over
         self._reals: list[tuple[Any, Tensor]] = [
             *around.inputs.tensors,
@@ -189,7 +191,7 @@ class _DryRun:
         arguments = inputs.objects
         self.watch = trace.watch = Watch(root, arguments, inputs.numbers(stand_ins))
         asks_types = inputs.has_symbols and bool(self.watch.said.types)
-        self.watch.notes_what_runs = bool(inputs.renewed) or asks_types
+        self.watch.notes_what_runs = self._notes or bool(inputs.renewed) or asks_types
         containers = inputs.containers(args, kwargs)
         self._given, unseen = self.watch.give(containers), contents_of(containers)
         trace.reals = {id(m.seen): real for m, real in ((self._mirrored[id(t)], t) for _, t in self._reals)}
@@ -231,6 +233,7 @@ class _DryRun:
         require_none_hidden(leaves_given, paths_given)
         if drawn:
             raise refuse_draw(drawn[0])
+        self.watch.require_noted()
         if trace.symbols.floats.names and self.watch.said_by_what_ran.types:
             raise NotSymbolicError("the function asks for types, and that of a symbol is another than that of a number")
         state, hooks = self._state(written, arguments), self.trace.hooks.kept

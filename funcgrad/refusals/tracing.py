@@ -497,3 +497,9 @@ PROGRAM_UNDER_TRANSFORM = Refusal(
     "a program of {0} was called under a transform of torch.func",
     "call the compiled function: it makes a program for the transform",
 )
+POINT_UNDER_SAVED_HOOKS = Refusal(
+    UnsupportedTransformError,
+    "{0} is called where hooks pack what is saved for backward (a checkpoint outside of a compiled function), which "
+    "torch.func does not allow",
+    "compile what is checkpointed: fg.checkpoint(fg.jit(f))",
+)

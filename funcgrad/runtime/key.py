@@ -267,16 +267,13 @@ def aliasing(tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], ...]:
 
 
 def flatten_call(
-    names: Sequence[str], static: Collection[int], args: Sequence[Any], kwargs: Mapping[str, Any]
+    names: Sequence[str], static: Collection[str], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[list[Any], list[str], Tree]:
     """The leaves of a call, their paths, and the structure of ``(args, kwargs)``. A static argument is one leaf,
     whatever it is."""
     leaves, paths, children = list[Any](), list[str](), list[Tree]()
-    for i, (name, arg) in enumerate(zip(names, args, strict=True)):
-        own, tree, own_paths = ([arg], LEAF, [name]) if i in static else flatten(arg, name)
-        leaves, paths, children = leaves + own, paths + own_paths, [*children, tree]
-    for name, arg in kwargs.items():
-        own, tree, own_paths = flatten(arg, name)
+    for name, arg in [*zip(names, args, strict=True), *kwargs.items()]:
+        own, tree, own_paths = ([arg], LEAF, [name]) if name in static else flatten(arg, name)
         leaves, paths, children = leaves + own, paths + own_paths, [*children, tree]
     n = len(args)
     positional = Node(tuple, tuple(f"[{i}]" for i in range(n)), None, tuple(children[:n]))
@@ -286,10 +283,12 @@ def flatten_call(
 
 def key_of_arguments(key: CallKey, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallKey:
     """The key of a call, where what the function closes over is as in another key."""
-    assert isinstance(key.tree, Node) and isinstance(key.tree.children[0], Node)
-    static = {i for i, child in enumerate(key.tree.children[0].children) if child == LEAF}
+    assert isinstance(key.tree, Node)
+    positional, keywords = key.tree.children
+    assert isinstance(positional, Node) and isinstance(keywords, Node)
+    named = zip((*key.names, *keywords.context), (*positional.children, *keywords.children), strict=True)
     names = [*key.names, *(f"argument {i}" for i in range(len(key.names), len(args)))][: len(args)]
-    leaves, paths, tree = flatten_call(names, static, args, kwargs)
+    leaves, paths, tree = flatten_call(names, {name for name, child in named if child == LEAF}, args, kwargs)
     specs = tuple(map(spec_of, leaves, paths))
     return evolve(key, names=tuple(names), tree=tree, paths=tuple(paths), leaves=specs, ambient=Ambient.now())
 

@@ -56,8 +56,7 @@ class Recompiles:
         by_program = [(program, found) for program in programs if (found := why_not(program, inputs))]
         reasons = _of_state(by_program)
         if options.dynamic is not False:
-            meant = inputs.at(options.static_argnums)
-            reasons |= {w: reason for w, reason in _of_values(by_program).items() if w not in meant}
+            reasons |= {w: reason for w, reason in _of_values(by_program).items() if w not in inputs.static}
             reasons |= _of_sizes(by_program, why_static)
         for about, reason in reasons.items():
             self._counts[about] += 1

@@ -20,12 +20,12 @@ from .miss_reasons import captured_by, differences_to, objects_of
 from .program import Program
 
 
-def with_objects(inputs: Inputs, programs: Iterable[Program], static: Collection[str] = ()) -> Inputs:
+def with_objects(inputs: Inputs, programs: Iterable[Program]) -> Inputs:
     """The inputs, with the objects, of Python state and among the arguments, that were others of their types in other
-    calls: the third will be a hit. ``static``: arguments that are meant to be compared."""
+    calls: the third will be a hit."""
     found = {own.at if isinstance(own.at, str) else own.at.identity: own
              for program in programs for own in objects_of(program, inputs, every=True).renewed}  # fmt: skip
-    return evolve(inputs, renewed=tuple(own for at, own in found.items() if at not in static))
+    return evolve(inputs, renewed=tuple(own for at, own in found.items() if at not in inputs.static))
 
 
 def with_sizes_as_symbols(inputs: Inputs) -> Inputs:
@@ -74,9 +74,7 @@ def without_symbols(inputs: Inputs, gone: Collection[Symbol]) -> Inputs:
     return evolve(inputs, leaves=leaves, sizes={path: dims for path, dims in sizes.items() if dims}, state=state)
 
 
-def with_symbols(
-    inputs: Inputs, programs: Iterable[Program], sizes: bool, given_ints: bool = False, static: Collection[str] = ()
-) -> Inputs:
+def with_symbols(inputs: Inputs, programs: Iterable[Program], sizes: bool, given_ints: bool = False) -> Inputs:
     """The inputs, where a float, or (if ``sizes``) a size, that was another in an otherwise fitting call is a
     symbol: its third value will be a hit. So is an int, of Python state or among the arguments, that was two others:
     many a one is there in two values, or decides what is computed. ``given_ints``: whether ints among the arguments are
@@ -96,7 +94,7 @@ def with_symbols(
             others.update(found.given_ints)
             places |= {place.identity: place for place in found.int_places if others[place.identity] >= _OTHER_INTS}
             varying |= {path for path in found.given_ints if given_ints or others[path] >= _OTHER_INTS}
-    varying.difference_update(static)
+    varying.difference_update(inputs.static)
     leaves = [Symbolic(v) if s.path in varying else v for s, v in zip(inputs.slots, inputs.leaves, strict=True)]
     state = _numbers(places.values(), set(here))
     return evolve(inputs, leaves=tuple(leaves), sizes=dims, state=state, may_be_sizes=sizes)

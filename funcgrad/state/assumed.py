@@ -23,6 +23,7 @@ from .impure import is_iterator, refuse_iterator
 from .mentioned import Mentioned
 from .names import (
     CONSTRUCTORS,
+    among,
     assigned_by,
     found_on,
     is_installed,
@@ -162,7 +163,7 @@ class Assumed(Mentioned):
     def _guard_class(self, kind: type, names: Set[str], by_name: Set[str]) -> None:
         """What is read through a class itself (``Config.scale``, ``super().forward``): of installed packages data
         alone. What its metaclass or its bases have, or may be asked for ``by_name``, it must go on to lack."""
-        for name in names & kind.__dict__.keys():
+        for name in among(names, kind):
             value = kind.__dict__[name]
             if (name == "__match_args__" or not name.startswith("__")) and (
                 is_plain(value) or isinstance(value, CONTAINERS) or not is_installed(kind)
@@ -172,11 +173,11 @@ class Assumed(Mentioned):
             self._guard(Guard.of(Place("slot", kind, "__bases__", f"{kind.__name__}.__bases__"), kind.__bases__))
             if kind in self._direct and isinstance(kind, abc.ABCMeta):
                 self._guard(Guard.registry(kind))
-        bases = {name for c in inspect.getmro(kind)[1:] if not is_library(c) for name in names & c.__dict__.keys()}
+        bases = {name for c in inspect.getmro(kind)[1:] if not is_library(c) for name in among(names, c)}
         for name in (bases | by_name) - kind.__dict__.keys():
             self._guard(Guard.absent(Place("class", kind, name, f"{kind.__name__}.{name}")))
         for meta in inspect.getmro(type(kind)):
-            for name in () if is_library(meta) else names & meta.__dict__.keys() - kind.__dict__.keys():
+            for name in () if is_library(meta) else set(among(names, meta)) - kind.__dict__.keys():
                 self._guard(Guard.absent(Place("class", kind, name, f"{kind.__name__}.{name}")))
 
     def _guard_unheard(self, names: Set[str], by_name: Set[str]) -> None:
@@ -271,13 +272,14 @@ class Assumed(Mentioned):
 
     def _refuse_iterators(self, containers: Sequence[Met]) -> None:
         """Raise for an iterator in a container that code reads, before the function runs: it would go on."""
-        said = self.said
         for met in containers:
             found = {key: v for key, v in met.items if is_iterator(v)}
-            if found and met.of is not None:
-                keys: Set[Any] | None = said.attributes | said.strings
-            else:
-                keys = self._keys(met.container, self._names[id(met.container)], said) if found else None
+            if not found:
+                continue
+            said = self.said  # of all code that was reached: asked for where it matters
+            keys: Set[Any] | None = said.attributes | said.strings
+            if met.of is None:
+                keys = self._keys(met.container, self._names[id(met.container)], said)
             for key in found:
                 if keys is None or key in keys:
                     raise refuse_iterator(item_name(met.name, key) if met.of is None else joined(met.name, key))

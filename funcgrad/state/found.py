@@ -38,6 +38,8 @@ class Found:
         self.globals: dict[tuple[int, str], tuple[Place, Any]] = {}
         self.cells: dict[int, tuple[Place, Any]] = {}
         self.classes: dict[type, dict[str, Any]] = {}
+        self._having: dict[str, list[type]] = {}
+        """The classes that have a member of this name themselves."""
         self.slots: dict[tuple[int, str], tuple[Place, Any]] = {}
         self.unwatched: dict[int, tuple[Any, str]] = {}
         self.written: set[int] = set()
@@ -111,6 +113,7 @@ class Found:
             self.globals,
             self.cells,
             self.classes,
+            self._having,
             self.slots,
         ):
             held.clear()

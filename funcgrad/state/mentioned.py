@@ -83,8 +83,9 @@ class Mentioned(Reached):
         self._functions.append(function)
         new = (said.attributes | said.strings | said.assigned) - self._said  # setters and deleters run, too
         self._said |= new
-        for kind in list(self.classes):
-            self._members_of(kind, new)
+        for name in new & self._having.keys():
+            for kind in list(self._having[name]):
+                self._members_of(kind, {name})
         for kind in list(self.classes if self._makes_by_type else self._direct):
             self._made(kind)
         by_name = (

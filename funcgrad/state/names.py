@@ -121,10 +121,15 @@ def found_on(kind: type, name: str) -> tuple[type | None, Any]:
     return None, None
 
 
+def among(names: Set[str], kind: type) -> list[str]:
+    """Which of these names a class has itself. Thousands may be asked for: an intersection would go through all."""
+    return [name for name in kind.__dict__ if name in names]
+
+
 def members_of(kind: type, names: Set[str]) -> Iterator[tuple[str, Any]]:
     """What may be read through a class by these names: functions, those of properties and the like, and, but of
     installed packages, other objects than descriptors of Python's."""
-    for name in names & kind.__dict__.keys():
+    for name in among(names, kind):
         member = kind.__dict__[name]
         accessors = (member.fget, member.fset, member.fdel) if isinstance(member, property) else ()
         for part in (getattr(member, "__func__", getattr(member, "func", member)), *accessors):

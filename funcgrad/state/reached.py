@@ -212,6 +212,8 @@ class Reached(Found):
         for c in [*kind.__mro__, *type(kind).__mro__]:  # type: ignore[misc]
             if not is_library(c) and c not in self.classes:
                 self.classes[c] = {k: v for k, v in c.__dict__.items() if not k.startswith("__")}
+                for member in c.__dict__:
+                    self._having.setdefault(member, []).append(c)
                 self._members_of(c, self._said)
                 self._made(c)
         if not is_library(kind) and issubclass(kind, torch.autograd.Function):

@@ -55,6 +55,10 @@ from .reached import CONTAINERS
 from .renamed import original
 
 
+class RunsUnnoted(BaseException):  # a signal
+    """In the run, code was reached that reads what no guard can watch: another run notes whether that code runs."""
+
+
 class Watch(Assumed):
     """Use as a context manager around what runs code of the caller's; ``finish`` it, then ``guards`` and ``tensors``
     say what was read, ``met`` what was there.
@@ -89,8 +93,7 @@ class Watch(Assumed):
     def __enter__(self) -> Watch:
         self._stack.enter_context(hooked_environment())
         self._stack.enter_context(listening(self))
-        unseen = any(mentions(code).unseen or asks_clock(function) for code, function in self._codes.items())
-        asks = unseen or self.notes_what_runs
+        asks = self.notes_what_runs or self._has_unseen
         if asks or self._is_in_backward:
             self._stack.enter_context(self._noting_what_runs(asks))
         self._is_running = True
@@ -98,6 +101,18 @@ class Watch(Assumed):
 
     def __exit__(self, *_: Any) -> None:
         self._stack.close()
+
+    @property
+    def _has_unseen(self) -> bool:
+        """Whether code that was reached reads what no guard can watch, if it runs."""
+        return any(mentions(code).unseen or asks_clock(function) for code, function in self._codes.items())
+
+    def require_noted(self) -> None:
+        """Raise ``RunsUnnoted`` where it matters what code ran, and that was not noted, since nothing was known of it
+        before the run."""
+        could = self._ran is None and not self.notes_what_runs and sys.gettrace() is None
+        if could and (self.unwatched or self._has_unseen):
+            raise RunsUnnoted
 
     @contextlib.contextmanager
     def _noting_what_runs(self, asks: bool) -> Iterator[None]:

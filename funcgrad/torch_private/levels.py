@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -305,3 +307,13 @@ def make_dual(primal: torch.Tensor, tangent: torch.Tensor) -> torch.Tensor:
 
 
 _make_dual: Any = torch._VF._make_dual  # type: ignore[attr-defined]
+
+
+_FUNCTORCH, _PYTREES = (os.path.dirname(str(module.__file__)) for module in (torch._functorch, pytree))
+
+
+def raised_by_vmap(error: BaseException) -> bool:
+    """Whether ``torch.func.vmap`` itself raises it, and no function that it maps: from the first of its frames on, all
+    are torch's."""
+    files = [os.path.dirname(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return _FUNCTORCH in files and set(files[files.index(_FUNCTORCH) :]) <= {_FUNCTORCH, _PYTREES}

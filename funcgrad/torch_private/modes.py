@@ -140,6 +140,11 @@ def outside_dispatch_modes() -> Iterator[None]:
             _python_dispatch._push_mode(mode)  # type: ignore[no-untyped-call]
 
 
+def saved_hooks_active() -> bool:
+    """Whether what is saved for backward goes through ``saved_tensors_hooks``."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
 @contextlib.contextmanager
 def saved_as_they_are() -> Iterator[None]:
     """Inside, what is saved for backward goes through no ``saved_tensors_hooks`` of the caller's: a checkpoint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from attrs import evolve
@@ -24,7 +25,9 @@ def take_apart(definition: Definition, options: Options, args: tuple[Any, ...], 
     Raises ``ArgumentError``, ``ContainerError``, ``UnsupportedTensorError`` or ``UnsupportedTransformError`` for what
     can be no input.
     """
-    static = positions(definition, "static_argnums", options.static_argnums, len(args))
+    by_name = _static_by_name(definition, options.static_argnums, len(args))
+    given = [i for i in options.static_argnums if i not in by_name]
+    static = positions(definition, "static_argnums", given, len(args))
     if doubled := static & positions(definition, "donate_argnums", options.donate_argnums, len(args)):
         raise ArgumentError(
             f"static_argnums and donate_argnums both name position {min(doubled)} of this call of "
@@ -32,15 +35,24 @@ def take_apart(definition: Definition, options: Options, args: tuple[Any, ...], 
             fix="leave it out of donate_argnums: what is static is baked in",
         )
     names = definition.argument_names(len(args))
-    leaves, paths, both = flatten_call(names, static, args, kwargs)
+    meant = frozenset([*(names[i] for i in static), *by_name.values()])
+    leaves, paths, both = flatten_call(names, meant, args, kwargs)
     for leaf, path in zip(leaves, paths, strict=True):
         _check(definition, leaf, path)
-    inputs = Inputs(tuple(names), tuple(leaves), tuple(map(Arg, paths)), both)
-    given = (own for container in inputs.containers(args, kwargs) for own in given_of(container))
-    return evolve(inputs, identities={own.variable: id(own.value) for own in given})
+    inputs = Inputs(tuple(names), tuple(leaves), tuple(map(Arg, paths)), both, static=meant)
+    watched = (own for container in inputs.containers(args, kwargs) for own in given_of(container))
+    return evolve(inputs, identities={own.variable: id(own.value) for own in watched})
 
 
-def positions(definition: Definition, option: str, argnums: tuple[int, ...], n: int) -> set[int]:
+def _static_by_name(definition: Definition, argnums: tuple[int, ...], n: int) -> dict[int, str]:
+    """The parameters at positions beyond the ``n`` arguments of a call, as in JAX: static where they are given by
+    keyword, and left at their defaults where they are not given."""
+    beyond = [i for i in argnums if i >= n]
+    names = definition.argument_names(max(beyond) + 1) if beyond else []
+    return {i: names[i] for i in beyond if names[i].isidentifier()}
+
+
+def positions(definition: Definition, option: str, argnums: Iterable[int], n: int) -> set[int]:
     """The positions, counted from the first of ``n`` arguments, that an option names. Raises ``ArgumentError`` for
     one that this call has not."""
     for i in argnums:

@@ -23,7 +23,7 @@ from ..torch_private.functional import from_functional
 from ..torch_private.tensors import storage_id, unwrap_transform
 from ..trees import Tree, flatten, unflatten
 from .custom import bound_by_position
-from .decorator import OMITTED, applied
+from .decorator import OMITTED, Decorated, applied
 from .definition import argument_names, definition_line, name_of
 from .packed import Packed, Place, leaves_like, pack
 from .rules import Like, kind_of, require_like
@@ -112,7 +112,7 @@ def opaque(
     return applied(made, f)
 
 
-class _Opaque:
+class _Opaque(Decorated):
     """A function that no trace sees."""
 
     def __init__(

@@ -4,6 +4,7 @@ compiled."""
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable
 from typing import Any, overload
 
@@ -18,7 +19,8 @@ from ..errors import ArgumentError
 from ..torch_private.levels import transform_active
 from ..torch_private.operators import draws_random, is_operator, writes_inputs
 from ..trees import tree_map
-from .decorator import OMITTED, applied
+from .decorator import OMITTED, Decorated, applied
+from .definition import name_of
 
 
 @overload
@@ -42,22 +44,33 @@ def checkpoint(f: Any = OMITTED, policy: Any = None) -> Any:
     ``PartitionError``.
     """
     chosen = policy_of(policy)
-    return applied(lambda f: _checkpointed(f, chosen), f)
+    return applied(lambda f: Checkpointed(f, chosen), f)
 
 
-def _checkpointed(f: Callable[..., Any], chosen: Policy | None) -> Callable[..., Any]:
-    def checkpointed(*args: Any, **kwargs: Any) -> Any:
+class Checkpointed(Decorated):
+    """A function whose intermediate values are computed again. A copy has a copy of the function, as of a method its
+    instance."""
+
+    def __init__(self, f: Callable[..., Any], policy: Policy | None) -> None:
+        functools.update_wrapper(self, f, updated=())
+        self.function, self.policy = f, policy
+
+    def __repr__(self) -> str:
+        return f"<funcgrad checkpoint of {name_of(self.function)}>"
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if active_trace() is None and transform_active():
-            return f(*args, **kwargs)
+            return self.function(*args, **kwargs)
         contexts: Callable[[], Any] = noop_context_fn
-        if chosen is not None:
-            asked = _in_eager(chosen) if active_trace() is None else chosen
+        if self.policy is not None:
+            asked = _in_eager(self.policy) if active_trace() is None else self.policy
             contexts = functools.partial(create_selective_checkpoint_contexts, asked)
         # the keywords of f by way of a partial function: some are keywords of torch's checkpoint, too
-        return checkpoint_eager(functools.partial(f, **kwargs), *args, use_reentrant=False, context_fn=contexts)
-
-    functools.update_wrapper(checkpointed, f, updated=())
-    return checkpointed
+        called = functools.partial(self.function, **kwargs)
+        return checkpoint_eager(called, *args, use_reentrant=False, context_fn=contexts)
 
 
 _UNWRITTEN = frozenset(

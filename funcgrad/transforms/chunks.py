@@ -3,6 +3,7 @@ memory allows."""
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -94,7 +95,7 @@ class Fitting(Compiled):
         return Fitting(self._make, self._options)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
-        return Fitting(self._make, self._options)
+        return Fitting(copy.deepcopy(self._make, memo), self._options)
 
     def __reduce__(self) -> Any:
         found = super().__reduce__()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +34,7 @@ from ..torch_private.patches import not_looked_into
 from ..trees import flatten_arguments
 from .arguments import take_apart
 from .autograd_boundary import differentiable, pullback_of, pure_of
+from .decorator import name_in_module
 from .definition import Definition, Inferring
 from .levels import call_under_legacy_vmap, call_under_transforms
 from .nodes import called_at_level
@@ -82,12 +82,7 @@ class Compiled(Programs):
         return Compiled(copy.deepcopy(self._definition, memo), self._options)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """What stands in a module (or in a class of it) under its function's name, as decorated functions do, is
-        pickled by that name."""
-        place: Any = sys.modules.get(self.__module__)
-        for name in self.__qualname__.split("."):
-            place = getattr(place, name, None)
-        return self.__qualname__ if place is self else (Compiled, (self._definition, self._options))
+        return name_in_module(self) or (Compiled, (self._definition, self._options))
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -26,20 +26,21 @@ class Carrier:
 register(Carrier, lambda carrier: (carrier.children, carrier.shape), Carrier)
 
 
-def carried(value: Any) -> Any:
+def carried(value: Any, none: bool = False) -> Any:
     """``value`` as a pytree of torch's. A container as batch dimensions (``in_dims``) fits the arguments it is for.
+    ``none``: whether None is a container of nothing, too; to vmap it is a leaf.
 
     Raises ``ContainerError`` for a container that holds itself.
     """
-    return map_leaves(_carried, value)
+    return map_leaves(functools.partial(_carried, none=none), value)
 
 
-def _carried(leaf: Any) -> Any:
+def _carried(leaf: Any, none: bool) -> Any:
     children, shape, _ = flatten(leaf, is_leaf=lambda value: value is not leaf)
-    if leaf is None or shape == LEAF:
+    if (leaf is None and not none) or shape == LEAF:
         return leaf
     flatten(leaf)  # what holds itself has no end
-    return Carrier([carried(child) for child in children], shape)
+    return Carrier([carried(child, none) for child in children], shape)
 
 
 def as_given(value: Any) -> Any:
@@ -51,21 +52,21 @@ def _as_given(leaf: Any) -> Any:
     return unflatten([as_given(child) for child in leaf.children], leaf.shape) if type(leaf) is Carrier else leaf
 
 
-def over_carried(f: Callable[..., Any]) -> Callable[..., Any]:
+def over_carried(f: Callable[..., Any], none: bool = False) -> Callable[..., Any]:
     """``f``, of carried arguments, with a carried result."""
 
     @functools.wraps(f, updated=())
     def call(*args: Any, **kwargs: Any) -> Any:
-        return carried(f(*as_given(args), **as_given(kwargs)))
+        return carried(f(*as_given(args), **as_given(kwargs)), none)
 
     return call
 
 
-def of_given(f: Callable[..., Any]) -> Callable[..., Any]:
+def of_given(f: Callable[..., Any], none: bool = False) -> Callable[..., Any]:
     """The other way: a function of carried arguments, called with what they are."""
 
     @functools.wraps(f, updated=())
     def call(*args: Any, **kwargs: Any) -> Any:
-        return as_given(f(*carried(args), **carried(kwargs)))
+        return as_given(f(*carried(args, none), **carried(kwargs, none)))
 
     return call

@@ -16,7 +16,7 @@ from ..errors import ArgumentError, CustomDerivativeError
 from ..state.lines import user_line
 from ..torch_private.levels import levels_of_kind, tracking_level, transform_active
 from ..trees import flatten, unflatten
-from .decorator import OMITTED, applied
+from .decorator import OMITTED, Decorated, applied
 from .definition import argument_names, definition_line, is_under_reverse, name_of
 from .packed import Packed, leaves_like, pack
 from .rules import JvpFunction, RuledCall, VjpFunction, not_differentiable, results_of
@@ -90,7 +90,7 @@ def bound_by_position(function: Fn, args: tuple[Any, ...], kwargs: dict[str, Any
     return bound.args
 
 
-class _Custom:
+class _Custom(Decorated):
     """A function with rules; ``rules`` are the function and they, ``None`` where one is not given yet."""
 
     rules: tuple[Any, ...]

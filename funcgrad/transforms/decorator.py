@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, SupportsIndex
 
 from ..errors import ArgumentError
 
@@ -33,3 +34,19 @@ def applied(transform: Callable[[Callable[..., Any]], Any], f: Any) -> Any:
         return transform(f)
 
     return decorate if f is OMITTED else decorate(f)
+
+
+def name_in_module(made: Any) -> str | None:
+    """What a transform returned is called where it stands in a module (or in a class of it) under its function's name,
+    as decorated functions do: it is pickled by that name."""
+    place: Any = sys.modules.get(made.__module__)
+    for name in made.__qualname__.split("."):
+        place = getattr(place, name, None)
+    return str(made.__qualname__) if place is made else None
+
+
+class Decorated:
+    """A function that is wrapped in an object, pickled by its name where it has one."""
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
+        return name_in_module(self) or super().__reduce_ex__(protocol)

@@ -105,13 +105,13 @@ def has_derivative(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
 
 
-def require_differentiable(leaf: Any, path: str) -> None:
+def require_differentiable(leaf: Any, path: str, fix: str | None = None) -> None:
     """Raise ``NonDifferentiableArgumentError`` for an argument's leaf that has no gradient."""
     if not has_derivative(leaf):
         raise NonDifferentiableArgumentError(
             f"{path} is {describe(leaf)}, which has no gradient",
             where=path,
-            fix="make it a floating-point tensor, or pass it as an argument that is not in argnums",
+            fix=fix or "make it a floating-point tensor, or pass it as an argument that is not in argnums",
         )
 
 

@@ -31,9 +31,9 @@ from .definition import (
     has_derivative,
     nesting,
     positions_of,
-    require_differentiable,
 )
 from .forward_jacobians import jacfwd_in_chunks
+from .points import mismatches_named, require_leaves, require_no_saved_hooks, require_primals, require_tangents
 
 Fn = Callable[..., Any]
 BatchedDraws = Literal["error", "same", "different"]
@@ -48,10 +48,12 @@ class Transformed:
     names: tuple[str, ...] = ()
     splits: bool = True
     replays: bool = True
+    none: bool = True
+    """Whether None is a container of nothing; to vmap it is a leaf."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with nesting():
-            return of_given(self.transform(over_carried(self.root)))(*args, **kwargs)
+            return of_given(self.transform(over_carried(self.root, self.none)), self.none)(*args, **kwargs)
 
     def argument_names(self, n: int) -> list[str]:
         return list(self.names[:n]) or argument_names(self.root, n)
@@ -79,23 +81,40 @@ def vmap_compiled(
     Per-sample gradients are ``fg.vmap_compiled(torch.func.grad(loss), (None, 0))(params, batch)``. Other keyword
     arguments are options (``fg.Options``).
 
-    Raises what ``torch.func.vmap`` raises for sizes that do not agree and for writes of samples into what they share,
-    and what ``fg.jit`` raises.
+    Raises ``TreeMismatchError`` where ``in_dims`` or ``out_dims`` do not fit, or sizes do not agree, what
+    ``torch.func.vmap`` raises for writes of samples into what they share, and what ``fg.jit`` raises.
     """
 
-    def of(f: Fn, size: int | None) -> Transformed:
-        def transform(f: Fn) -> Fn:
-            if size is None:
-                return torch.func.vmap(f, in_dims, out_dims, randomness)
-            return in_chunks(f, in_dims, out_dims, randomness, size)
-
-        return Transformed(f, transform)
-
-    in_dims, out_dims, chosen = carried(in_dims), carried(out_dims), make_options(options)
+    of, chosen = functools.partial(_mapped, carried(in_dims), carried(out_dims), randomness), make_options(options)
     _check(randomness, None if chunk_size == "auto" else chunk_size)
     if chunk_size == "auto":
-        return applied(lambda f: Fitting(lambda size: of(f, size), chosen), f)
+        return applied(lambda f: Fitting(functools.partial(of, f), chosen), f)
     return applied(lambda f: Compiled(of(f, chunk_size), chosen), f)
+
+
+def _mapped(in_dims: Any, out_dims: Any, randomness: BatchedDraws, f: Fn, size: int | None) -> Transformed:
+    return Transformed(f, _Mapped(in_dims, out_dims, randomness, size), none=False)
+
+
+@frozen(eq=False)
+class _Mapped:
+    """``torch.func.vmap`` with its arguments."""
+
+    in_dims: Any
+    out_dims: Any
+    randomness: BatchedDraws
+    size: int | None
+
+    def __call__(self, f: Fn) -> Fn:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with mismatches_named():
+                return mapped(*args, **kwargs)
+
+        if self.size is None:
+            mapped = torch.func.vmap(f, self.in_dims, self.out_dims, self.randomness)
+        else:
+            mapped = in_chunks(f, self.in_dims, self.out_dims, self.randomness, self.size)
+        return call
 
 
 def jacrev_compiled(
@@ -112,10 +131,8 @@ def jacrev_compiled(
 
     _check(chunk_size=chunk_size)
 
-    def transform(f: Fn) -> Fn:
-        return torch.func.jacrev(f, argnums, has_aux=has_aux, chunk_size=chunk_size)
-
-    return _jacobian(f, transform, argnums, options)
+    how = functools.partial(torch.func.jacrev, argnums=argnums, has_aux=has_aux, chunk_size=chunk_size)
+    return _jacobian(f, how, argnums, options)
 
 
 def jacfwd_compiled(
@@ -132,10 +149,10 @@ def jacfwd_compiled(
 
     _check(randomness, chunk_size)
 
-    def transform(f: Fn) -> Fn:
-        return jacfwd_in_chunks(f, argnums, has_aux, randomness, chunk_size)
-
-    return _jacobian(f, transform, argnums, options)
+    how = functools.partial(
+        jacfwd_in_chunks, argnums=argnums, has_aux=has_aux, randomness=randomness, chunk_size=chunk_size
+    )
+    return _jacobian(f, how, argnums, options)
 
 
 def hessian_compiled(
@@ -150,11 +167,9 @@ def hessian_compiled(
 
     _check(chunk_size=chunk_size)
 
-    def transform(f: Fn) -> Fn:
-        inner = torch.func.jacrev(f, argnums, has_aux=has_aux, chunk_size=chunk_size)
-        return torch.func.jacfwd(inner, argnums, has_aux=has_aux)
-
-    return _jacobian(f, transform, argnums, options)
+    inner = functools.partial(torch.func.jacrev, argnums=argnums, has_aux=has_aux, chunk_size=chunk_size)
+    outer = functools.partial(torch.func.jacfwd, argnums=argnums, has_aux=has_aux)
+    return _jacobian(f, outer, argnums, options, inner)
 
 
 def _check(randomness: object = "error", chunk_size: object = None) -> None:
@@ -165,22 +180,30 @@ def _check(randomness: object = "error", chunk_size: object = None) -> None:
         raise OptionError(f"chunk_size={chunk_size!r}", fix="an int of at least 1, or None for all at once")
 
 
-def _jacobian(f: Any, transform: Callable[[Fn], Fn], argnums: Any, options: dict[str, Any]) -> Any:
-    """``transform`` of ``f``, for ``argnums`` that name arguments which have derivatives."""
-    numbers, chosen = checked_argnums(argnums), make_options(options)
+def _jacobian(
+    f: Any, transform: Callable[..., Fn], argnums: Any, options: dict[str, Any], inner: Callable[..., Fn] | None = None
+) -> Any:
+    """``transform`` of ``f`` (of what ``inner`` makes of it), for ``argnums`` that name arguments which have
+    derivatives."""
+    how, chosen = _Jacobian(transform, inner, checked_argnums(argnums)), make_options(options)
+    return applied(lambda f: Compiled(Transformed(f, how), chosen), f)
 
-    def checked(f: Fn) -> Fn:
+
+@frozen(eq=False)
+class _Jacobian:
+    """A jacobian of torch.func's, or one of another one, whose arguments are checked."""
+
+    transform: Callable[..., Fn]
+    inner: Callable[..., Fn] | None
+    numbers: int | tuple[int, ...]
+
+    def __call__(self, f: Fn) -> Fn:
         def call(*args: Any, **kwargs: Any) -> Any:
-            for i in positions_of(numbers, f, len(args)):
-                name = argument_names(f, len(args))[i]
-                leaves, _, paths = flatten(as_given(args[i]), name)
-                for leaf, path in zip(leaves, paths, strict=True) if leaves else [(args[i], name)]:
-                    require_differentiable(leaf, path)
-            return transform(f)(*args, **kwargs)
+            for i in positions_of(self.numbers, f, len(args)):
+                require_leaves(as_given(args[i]), argument_names(f, len(args))[i])
+            return self.transform(f if self.inner is None else self.inner(f))(*args, **kwargs)
 
         return call
-
-    return applied(lambda f: Compiled(Transformed(f, checked), chosen), f)
 
 
 # ── those that are called with the point they are taken at ───────────────────────────────────────────────────────────
@@ -196,10 +219,17 @@ def _jitted(f: Fn, options: Options) -> Compiled:
 
 @functools.lru_cache(_KEPT)
 def _with_tangents(f: Fn, has_aux: bool, options: Options) -> Compiled:
-    def transform(f: Fn) -> Fn:
-        return lambda primals, tangents: torch.func.jvp(f, primals, tangents, has_aux=has_aux)
+    return Compiled(Transformed(f, _Pushed(has_aux), ("primals", "tangents")), options)
 
-    return Compiled(Transformed(f, transform, ("primals", "tangents")), options)
+
+@frozen(eq=False)
+class _Pushed:
+    """``torch.func.jvp`` with its option."""
+
+    has_aux: bool
+
+    def __call__(self, f: Fn) -> Fn:
+        return lambda primals, tangents: torch.func.jvp(f, primals, tangents, has_aux=self.has_aux)
 
 
 def jvp_compiled(f: Fn, primals: Any, tangents: Any, has_aux: bool = False, **options: Any) -> Any:
@@ -210,6 +240,7 @@ def jvp_compiled(f: Fn, primals: Any, tangents: Any, has_aux: bool = False, **op
     What is compiled of ``f`` is kept for the 64 functions last named. Other keyword arguments are options
     (``fg.Options``).
     """
+    require_tangents(f, primals, tangents)
     return _with_tangents(f, has_aux, make_options(options))(primals, tangents)
 
 
@@ -221,9 +252,12 @@ def vjp_compiled(f: Fn, *primals: Any, has_aux: bool = False, **options: Any) ->
     What is compiled of ``f`` is kept for the 64 functions last named. Other keyword arguments are options
     (``fg.Options``).
     """
+    require_primals(f, primals)
+    require_no_saved_hooks("vjp_compiled")
     compiled = f if isinstance(f, Compiled) else _jitted(f, make_options(options))
-    out, vjp_fn, *aux = torch.func.vjp(over_carried(compiled), *carried(primals), has_aux=has_aux)  # type: ignore[misc]
-    return (*as_given((out, of_given(vjp_fn), *aux)),)
+    found: Any = torch.func.vjp(over_carried(compiled, True), *carried(primals, True), has_aux=has_aux)
+    out, vjp_fn, *aux = found
+    return (*as_given((out, of_given(vjp_fn, True), *aux)),)
 
 
 def linearize_compiled(f: Fn, *primals: Any, **options: Any) -> Any:
@@ -236,6 +270,8 @@ def linearize_compiled(f: Fn, *primals: Any, **options: Any) -> Any:
     derivative, an integer tensor or no tensor at all, comes back as torch.func has it: as zeros, as it is. What is
     compiled of ``f`` is kept for the 64 functions last named.
     """
+    require_primals(f, primals)
+    require_no_saved_hooks("linearize_compiled")
     compiled = f if isinstance(f, Compiled) else _jitted(f, make_options(options))
     leaves: list[Any] = []
     tree: Any = None
@@ -247,7 +283,7 @@ def linearize_compiled(f: Fn, *primals: Any, **options: Any) -> Any:
         rest = {i: v for i, v in enumerate(leaves) if isinstance(v, Tensor) and not has_derivative(v)}
         return outs or [torch.zeros(())], rest  # there is no vjp of nothing
 
-    found: Any = torch.func.vjp(differentiable, *carried(primals), has_aux=True)
+    found: Any = torch.func.vjp(differentiable, *carried(primals, True), has_aux=True)
     outs, vjp_fn, rest = found
     transpose = torch.func.vjp(vjp_fn, tree_map(symbolic_zeros, outs))[1]
     others = [rest.get(i, None if has_derivative(v) else v) for i, v in enumerate(leaves)]
@@ -271,7 +307,7 @@ def linearize_compiled(f: Fn, *primals: Any, **options: Any) -> Any:
                 like = f"a {str(dtype).removeprefix('torch.')} tensor of shape {list(shape)} on {device}"
                 raise ArgumentError(f"{path} is {describe(t)}", where=path, fix=f"pass what its primal is: {like}")
         zeros = [torch.zeros_like(v) if isinstance(v, Tensor) else v for v in others]
-        return result(transpose(carried(tangents))[0], zeros)
+        return result(transpose(carried(tangents, True))[0], zeros)
 
     leaves.clear()
     return result(outs, others), jvp_fn

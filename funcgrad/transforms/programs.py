@@ -312,7 +312,7 @@ class Programs(abc.ABC):
         """Compile for calls in which Python reads this first. A number that was another one before is a symbol, if
         the function can work on it; what it decides is checked in the program."""
         if not self._at_level:  # there, what is read of objects is read again for each derivative
-            inputs = with_objects(inputs, self._cache.programs, inputs.at(self._options.static_argnums))
+            inputs = with_objects(inputs, self._cache.programs)
         attempts = [path]
         if path and self._options.dynamic is not False and self._options.numerics == "fast":
             of_sizes = self._options.memory_budget is None  # such programs are for known sizes
@@ -337,8 +337,7 @@ class Programs(abc.ABC):
             return self._compile(inputs, path)
         sizes = self._options.memory_budget is None  # programs with one are for known sizes
         start = with_sizes_as_symbols(inputs) if dynamic and sizes else inputs
-        static = inputs.at(self._options.static_argnums)
-        symbolic = with_symbols(start, programs, sizes, given_ints=not self._definition.replays, static=static)
+        symbolic = with_symbols(start, programs, sizes, given_ints=not self._definition.replays)
         shared = self._shared(inputs)
         symbols = varying_symbols(symbolic)
         symbols -= {symbol for symbol, where in self._not_symbolic if where == shared}
