@@ -78,6 +78,23 @@ def test_a_jacobian(name):
     serves(lambda x, t: compiled(x), lambda x, t: func.jacfwd(f)(x), lambda: compiled.cache_info().misses)
 
 
+AT = torch.tensor([[0, 1, 1, 2]])
+BATCHED = {
+    "convolution": FUNCTIONS["convolution"],
+    "slices": lambda x: x[:, 1:3].sin(),
+    "scatter_add": lambda x: torch.zeros(x.shape[0], 6, dtype=F64).scatter_add(1, AT.expand(x.shape[0], 4), x),
+    "gather": lambda x: x.gather(-1, AT.expand(x.shape[0], 4)) ** 2,
+    "scatter": lambda x: x.sin().scatter(1, AT.expand(x.shape[0], 4), 3.0),
+}
+
+
+@pytest.mark.parametrize("f", BATCHED.values(), ids=BATCHED)
+@pytest.mark.parametrize("mode", ["jacrev", "jacfwd"])
+def test_batches_of_tangents_and_cotangents(f, mode):
+    compiled, eager = getattr(fg, f"{mode}_compiled")(f), getattr(func, mode)(f)
+    serves(lambda x, t: compiled(x), lambda x, t: eager(x), lambda: compiled.cache_info().misses, (5, 7, 3))
+
+
 @pytest.mark.parametrize("name", ["mlp", "layer_norm", "max", "cat"])
 def test_a_hessian(name):
     def f(x):

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._decomp.decompositions import native_layer_norm_backward, slice_backward
+from torch._decomp.decompositions import native_layer_norm_backward
 from torch.autograd import forward_ad
 
 from .symbols import sizes_are_symbols
@@ -136,13 +136,10 @@ def _convolution_backward_of_batches(gradient: Tensor, x: Tensor, weight: Tensor
     return found if found is NotImplemented else (found, None, None)
 
 
-def _empty_of_batches(like: Tensor, sizes: Sequence[Any], strides: Sequence[Any], **kind: Any) -> Any:
-    """Memory that nothing is in yet: of each sample, one after the other."""
-    room = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
-
-    def run() -> Tensor:
-        (own,), _, n = _taken_out([like])
-        return own.new_empty_strided((n, *sizes), (room, *strides), **kind)
+def _slice_backward_of_batches(gradient: Tensor, sizes: Sequence[Any], dim: int, *bounds: Any) -> Any:
+    def run() -> Any:
+        (own,), _, n = _taken_out([gradient])
+        return _aten.slice_backward.default(own, [n, *sizes], dim % len(sizes) + 1, *bounds)
 
     return _below_batches(run)
 
@@ -190,11 +187,10 @@ _OF_BATCHES: dict[Any, Callable[..., Any]] = {
     _aten.scatter.src: _along(_aten.scatter.src),
     _aten.scatter.value: _along(_aten.scatter.value),
     _aten.scatter_add.default: _along(_aten.scatter_add.default),
-    _aten.new_empty_strided.default: _empty_of_batches,
     _aten.convolution.default: _convolution_of_batches,
     _aten.convolution_backward.default: _convolution_backward_of_batches,
     _aten.native_layer_norm_backward.default: native_layer_norm_backward,
-    _aten.slice_backward.default: slice_backward,
+    _aten.slice_backward.default: _slice_backward_of_batches,
 }
 
 
