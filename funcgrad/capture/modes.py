@@ -70,6 +70,7 @@ from .torch_patches import set_
 from .trace import Trace
 from .traced_sizes import seen
 from .unfunctional import unfunctional
+from .zero_tensors import ZeroTensors
 
 _SWITCHES = {Tensor.requires_grad_, Tensor.retain_grad}
 """Methods that change how autograd treats a tensor."""
@@ -380,7 +381,17 @@ def with_modes(trace: Trace) -> Trace:
     def before(op: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
         return trace.writes.before(op, with_saved(trace, op, args), kwargs)
 
-    rules = functools.partial(unfunctional, trace), before, trace.lineage.note, trace.writes.after
+    zeros = ZeroTensors(trace)
+
+    def intercept(op: Any, args: Any, kwargs: Any) -> Any:
+        answer = zeros.answer(op, args, kwargs)
+        return unfunctional(trace, op, args, kwargs) if answer is NotImplemented else answer
+
+    def note(op: Any, args: Any, kwargs: Any, out: Any) -> None:
+        trace.lineage.note(op, args, kwargs, out)
+        zeros.note(args, out)
+
+    rules = intercept, before, note, trace.writes.after
     trace.functional = make_functional_mode(*rules, functools.partial(_of_wrappers, trace))
     trace.tracer, trace.lifter, trace.replacements = Tracer(trace), Lifter(trace), replacements_of(trace)
     return trace

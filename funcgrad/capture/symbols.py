@@ -12,6 +12,7 @@ from torch import Tensor
 from ..symbolic.sizes import Sizes, sizes_of
 from ..symbolic.torch_sizes import shape_of, strides_of
 from ..torch_private.fakes import FakeTensorMode
+from ..torch_private.symbolic_rules import install
 from ..torch_private.symbols import (
     ShapeEnv,
     expression,
@@ -86,7 +87,10 @@ class Symbols:
 
     def followed(self) -> contextlib.AbstractContextManager[Any]:
         """Inside, operators compute with symbolic sizes, where C++ would fix some."""
-        return symbolic_shapes() if self.may_be_sizes() else contextlib.nullcontext()
+        if not self.may_be_sizes():
+            return contextlib.nullcontext()
+        install()
+        return symbolic_shapes()
 
     def may_be_sizes(self) -> bool:
         """Whether some are sizes, or sizes of results will be."""

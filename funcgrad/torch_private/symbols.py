@@ -140,6 +140,11 @@ def symbolic_shapes() -> Iterator[None]:
         _symbolic.reset(token)
 
 
+def sizes_are_symbols() -> bool:
+    """Whether this is inside ``symbolic_shapes()``."""
+    return _symbolic.get()
+
+
 def guard_expressions(env: ShapeEnv) -> list[Any]:
     """The sympy conditions a trace relied on."""
     return [guard.expr for guard in env.guards]

@@ -14,13 +14,14 @@ from attrs import evolve
 from ..capture.backward import BackwardError
 from ..capture.capture_sources import Unresolved
 from ..capture.captures import GradientsMatter
+from ..capture.dry_run import Surroundings
 from ..capture.error_translation import named_error
 from ..capture.facts import Facts, require_sizes_may_vary
 from ..capture.floats import NotSymbolicError, VaryingNumbersError
 from ..capture.inner import Inner
 from ..capture.inputs import Inputs, read_all
 from ..capture.joint import capture
-from ..capture.observe import Surroundings, observe
+from ..capture.observe import observe
 from ..capture.reads import READS_LATER
 from ..checkpoint_policies import policy_of
 from ..errors import AutocastWarning

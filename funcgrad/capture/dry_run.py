@@ -1,0 +1,489 @@
+"""The dry run: the function runs once on fakes that mirror the real tensors, and what it does is written down."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from attrs import evolve, frozen
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from .. import refusals
+from ..autograd_state import gradient_of, has_history, has_hooks, is_leaf, python_node_below
+from ..graph_primitives import Path
+from ..graphs import type_text
+from ..options import Randomness
+from ..slots import Arg, Base, Captured, NewGradient, NewMemory, Slot, Stored
+from ..state.effects import Written, same_effects
+from ..state.given import into_arguments
+from ..state.hooks import listening
+from ..state.impure import refuse_draw
+from ..state.late import Late
+from ..state.renewed import Brought
+from ..state.state import State, state_of
+from ..state.watch import Watch
+from ..subclasses import inner_tensors
+from ..torch_private.functional import from_functional
+from ..torch_private.levels import transform_active
+from ..torch_private.modes import without_function_modes
+from ..torch_private.tensors import is_wrapper_subclass, storage_id
+from ..trees import Container, flatten_arguments
+from .backward import fails_in_eager, run_passes
+from .capture_sources import GradientOf
+from .captures import RestartTrace
+from .changes import (
+    changes_of,
+    refuse,
+    refuse_backward,
+    refuse_hidden_backward,
+    refuse_inner_tensors,
+    refuse_leaves,
+    refuse_restrided_gradients,
+    refuse_retained,
+    refuse_stores,
+    views_that_follow,
+)
+from .facts import Facts, Source, naming
+from .floats import NotSymbolicError
+from .inner import kept_apart
+from .inputs import CapturedTensor, Inputs, Symbolic, contents_of, require_none_hidden, require_same
+from .late_reads import late_reads
+from .memory import history, neighbours, overlaps, same_objects, without_subclasses
+from .modes import with_modes
+from .onward import Passes, calls_of
+from .other_places import other_places, with_homes
+from .outputs import look_at_outputs, results_by_slot
+from .questions import HOOKS, HOOKS_AFTER, answer_of, require_bare
+from .reads import READS_LATER
+from .resolved import resolve
+from .results import Opening, flatten_result, require_stored_nowhere, require_unhooked, require_visible
+from .source_location import user_line_of
+from .stand_ins import Mirrored, mirror, mirror_alone
+from .tensor_hooks import as_outside
+from .trace import Trace
+
+
+@frozen
+class Surroundings:
+    """What a function is given in the call that is compiled, and what is asked of its program."""
+
+    inputs: Inputs
+    grad: bool
+    """Whether grad mode is on outside the function, so that inputs keep their ``requires_grad``."""
+    out_slot: Callable[[str], Slot]
+    """Names an output by its path."""
+    splits: bool
+    """Whether a backward pass will be compiled apart; then it is run, too, if it runs Python of the caller's, which may
+    write to inputs."""
+    rng: Randomness
+    hands_over: bool = False
+    """Whether the caller's function is given the arguments themselves: no transform wraps them, and it is no run for a
+    derivative, which is given captured tensors as arguments."""
+    replays: bool = True
+    """Whether what it writes to Python state is to happen on each call (else it has happened)."""
+    at_level: int = 0
+    path: Path | None = None
+    varying: frozenset[str] = frozenset()
+    """For these three see ``Trace``."""
+
+
+class DryRun:
+    """One run on stand-ins that mirror the real tensors. ``known`` are captured tensors an earlier run met;
+    ``themselves``: the arguments among them that are given to the function as they are, since Python state holds them,
+    too, and code compares objects. ``notes``: whether it is noted what code runs."""
+
+    def __init__(self, around: Surroundings, known: Sequence[Tensor], themselves: Sequence[Tensor], notes: bool):
+        self._inputs, self._grad, self._out_slot, self._notes = around.inputs, around.grad, around.out_slot, notes
+        self._splits, self._replays, self._hands_over = around.splits, around.replays, around.hands_over
+        self._reals: list[tuple[Any, Tensor]] = [
+            *around.inputs.tensors,
+            *((f"captured {i}", t) for i, t in enumerate(known)),
+        ]
+        gradients = {id(t.grad) for _, t in self._reals if t.is_leaf}  # these are what their owners are asked for
+        self._asked_for = frozenset(map(id, themselves))
+        self._themselves = self._asked_for - gradients
+        self._mirrored: dict[int, Mirrored] = {}
+        self._handles: list[RemovableHandle] = []
+        self._left: Written | None = None
+        """What the function has written to Python state in its forward pass."""
+        self._given: tuple[Container, ...] = ()
+        self._backward_writes = False
+        self._read_in_forward = set[int]()
+        """The captured tensors that forward reads, by identity."""
+        trace = Trace(record=False, backward_autocast=None, rng=around.rng, stand_in_for=self._meet, path=around.path)
+        self.trace = with_modes(trace)
+        trace.at_level, trace.varying = around.at_level, around.varying
+        # what a pullback runs again knows the answers
+        trace.ignores_requires_grad = not around.grad and (around.splits or around.replays)
+        trace.enables_grad_itself = not around.splits
+        self._passes = Passes()
+        if self._splits:
+            self.trace.backward_is_done = lambda *how: self._passes.done(self._mirrored, self._written(), *how)
+
+    def release(self) -> None:
+        """Let go of the real tensors: a trace is a ring of references, and lives until the next garbage collection."""
+        self._reals.clear()
+        self._inputs = self._inputs.released()
+        self._left = None
+        self.trace.captured.clear()
+        self.trace.reals.clear()
+
+    def run(self, function: Callable[..., Any], root: Callable[..., Any]) -> Facts:
+        trace, inputs = self.trace, self._inputs
+        stand_ins: dict[Any, Any] = {
+            s: trace.symbolic_number(s, v.value) for s, v in inputs.dynamic if isinstance(v, Symbolic)
+        }
+        self._mirrored = mirror(trace, self._reals, self._grad)
+        for own in self._mirrored.values():
+            trace.writes.keep_place(own.memory)
+        stand_ins |= {slot: self._mirrored[id(t)].seen for slot, t in inputs.tensors}
+        for slot, tensor in self._reals:
+            if not isinstance(slot, Arg):
+                trace.bind(tensor, self._mirrored[id(tensor)].seen)
+            self._give_gradient(tensor)
+            self._give_hooks(slot, tensor)
+        args, kwargs = inputs.rebuild(
+            stand_ins | {slot: real for slot, real in inputs.tensors if id(real) in self._themselves}
+        )
+        leaves_given, paths_given = flatten_arguments(inputs.names, args, kwargs)
+        arguments = inputs.objects
+        self.watch = trace.watch = Watch(root, arguments, inputs.numbers(stand_ins))
+        asks_types = inputs.has_symbols and bool(self.watch.said.types)
+        self.watch.notes_what_runs = self._notes or bool(inputs.renewed) or asks_types
+        containers = inputs.containers(args, kwargs)
+        self._given, unseen = self.watch.give(containers), contents_of(containers)
+        trace.reals = {id(m.seen): real for m, real in ((self._mirrored[id(t)], t) for _, t in self._reals)}
+        trace.inputs = set(trace.reals)
+        raised: BaseException | None = None
+        try:
+            with self.watch, torch.set_grad_enabled(self._grad), trace.lifter:
+                result = function(*args, **kwargs)
+            for handle in self._handles:
+                handle.remove()
+            require_same(unseen)
+            trace.writes.spread_versions()
+            opening = Opening(self.watch) if self._hands_over and not trace.at_level else None
+            leaves, tree, paths = flatten_result(result, containers, opening)
+            require_visible(leaves, paths, tree, self.watch.knows if self._replays else None)
+            leaves = [trace.named(v) for v in leaves]
+            require_unhooked(trace.hooked, leaves)
+            lasting = (self._mirrored[id(t)].seen for _, t in self._reals if t.is_leaf and t.requires_grad)
+            self.watch.hooked = {trace.hooked[id(v)] or "" for v in lasting if id(v) in trace.hooked}
+            self._left = trace.written() if self._replays or trace.runs_again else None
+            require_stored_nowhere(opening, self._left)
+            for new in self._left.stores.values() if self._left is not None else ():
+                trace.named(new)  # it may be met here for the first time
+            self.watch.first = None if self._left is None else self._left.effects
+            facts = self._facts(leaves, paths, root)
+        except BaseException as error:
+            self.watch.forget()
+            raised = error if trace.runs_again and not trace.symbols else None
+            raise
+        finally:
+            self.watch.close()
+            written, drawn = trace.written(), self.watch.put_draws_back()
+            if isinstance(raised, Exception) and fails_in_eager(raised):
+                self._has_happened(written, raised)
+            else:
+                written.undo()
+            raised = None  # its frames hold this one
+            self.watch.take_numbers_back()
+        require_none_hidden(leaves_given, paths_given)
+        if drawn:
+            raise refuse_draw(drawn[0])
+        self.watch.require_noted()
+        if trace.symbols.floats.names and self.watch.said_by_what_ran.types:
+            raise NotSymbolicError("the function asks for types, and that of a symbol is another than that of a number")
+        state, hooks = self._state(written, arguments), self.trace.hooks.kept
+        opens = opening is not None and bool(opening.made)
+        facts = evolve(facts, state=state, hooks=hooks, backward_writes=self._backward_writes, opens=opens)
+        facts = with_homes(facts, self.watch, inputs)
+        also, others = other_places(facts, self.watch, inputs)
+        held = {slot for _, slot in also} | {self._slot_of(c.tensor) for c in facts.captured}
+        for slot, real in inputs.tensors if self._hands_over and self.watch.said.compares_objects else ():
+            if slot in held and id(real) not in self._asked_for:
+                raise RestartTrace(real, itself=True)
+        apart = frozenset(id(g.value()) for g in others if g.how == "tensor" and self.watch.said.compares_objects)
+        guards = (*facts.state.guards, *others)
+        late = Late(guards)  # what a derivative of a gradient reads, when that runs
+        if self._splits:
+            found = late_reads(self.watch, facts, guards, also, self._left, self._read_in_forward)
+            late = found if facts.differentiable else Late()
+        # what backward reads when it runs, it does not read of an object that stands for others; nor does a derivative
+        # write to one
+        writes = facts.differentiable and facts.state.writes_to_brought
+        brought = Brought() if self._splits and (late or writes) else facts.state.brought
+        state = evolve(facts.state, guards=guards, late=late, brought=brought)
+        return evolve(facts, state=state, also=also, apart=apart)
+
+    def _has_happened(self, written: Written, error: Exception) -> None:
+        """The backward pass of a pullback raises an error of the caller's: what it has done in Python before stays
+        done, as in eager PyTorch."""
+        writes = self.trace.writes
+        if writes.number_of(self.trace.inputs) > writes.n_again or written.stores or not written.is_replayable:
+            written.undo()
+            raise refusals.RAISES_AFTER_WRITE(type(error).__name__, error, where=user_line_of(error)) from error
+        writes.have_happened = True
+
+    def _slot_of(self, real: Tensor | None) -> Arg | None:
+        """The argument that a tensor is."""
+        return next((slot for slot, t in self._inputs.tensors if t is real), None)
+
+    def _itself(self, captured: Sequence[CapturedTensor]) -> dict[Arg, Captured]:
+        """The arguments that are themselves in the run, and where they live in Python state."""
+        of = {id(c.tensor): c.slot for c in captured}
+        return {slot: of[id(t)] for slot, t in self._inputs.tensors if id(t) in self._themselves and id(t) in of}
+
+    def _state(self, written: Written, arguments: Sequence[tuple[str, Any]]) -> State:
+        """What the run read of Python state, and what it wrote, which is undone by now."""
+        self.watch.finish()
+        if self._left is None:
+            return evolve(state_of(self.watch, written, arguments), effects=(), stores=())
+        into = into_arguments(self._given, self._left.owners, self.watch.met, self._inputs.identities)
+        self._left.require_replayable()
+        if not same_effects(self._left.effects, written.effects):
+            self.trace.hooks.require_opaque()
+            self._backward_writes = True
+        return evolve(state_of(self.watch, self._left, arguments), runs_again=self.trace.runs_again, into=into)
+
+    def _named(self, root: Callable[..., Any]) -> tuple[tuple[CapturedTensor, ...], list[tuple[Source, Tensor]]]:
+        """The captured tensors met so far, and all inputs by name. Not what an inner function bound: it gets that by
+        value."""
+        met = {id(t): self.trace.captured[id(t)] for slot, t in self._reals if not isinstance(slot, Arg)}
+        captured = resolve(root, list(met.values()), self._inputs.tensors, self.watch, self.trace.saved_outside)
+        return captured, [*self._inputs.tensors, *((c.slot, c.tensor) for c in captured if c.tensor is not None)]
+
+    def _meet(self, real: Tensor) -> Tensor:
+        """A stand-in for a captured tensor; where it is entangled with another input, the run starts again, knowing
+        it."""
+        if any(t is real for _, t in self._reals):  # it is an argument, too
+            self._reals.append((f"captured {len(self._reals)}", real))
+            return self._mirrored[id(real)].seen
+        if any(storage_id(t) == storage_id(real) for _, t in self._reals) or transform_active():
+            raise RestartTrace(real)
+        self._reals.append((f"captured {len(self._reals)}", real))
+        own = self._mirrored[id(real)] = mirror_alone(self.trace, real, self._grad)
+        self.trace.reals[id(own.seen)] = real
+        self.trace.inputs.add(id(own.seen))
+        self._give_gradient(real)
+        self._give_hooks(None, real)
+        return self._mirrored[id(real)].seen
+
+    def _give_hooks(self, slot: Any, real: Tensor) -> None:
+        """The stand-in of a leaf has the hooks of the real one, while the function runs."""
+        seen = self._mirrored[id(real)].seen
+        known = id(real) in self.trace.hooks.of_leaves  # an argument that the function closes over, too
+        if self._splits and self._grad and real.is_leaf and has_hooks(real) and is_leaf(seen) and not known:
+            self.trace.hooks.of_leaves.add(id(real))
+            with without_function_modes():
+                hooks = answer_of(HOOKS, real), answer_of(HOOKS_AFTER, real)
+
+            def ran(hook: Any) -> None:
+                self.trace.questions.ran_hooks(real)
+                with listening(None):  # which one it is, is asked in each call
+                    self.watch.see(hook, getattr(hook, "__name__", "hook"))
+
+            self._handles += as_outside(seen, *hooks, seen if isinstance(slot, Arg) else real, self.trace.operand, ran)
+
+    def _give_gradient(self, real: Tensor) -> None:
+        """The stand-in of a leaf has a gradient where the real one has, if that is known to be asked for."""
+        gradient = self._mirrored.get(id(real.grad)) if real.is_leaf else None
+        if gradient is not None:
+            with without_function_modes():
+                self._mirrored[id(real)].seen.grad = gradient.seen
+
+    def _written(self) -> dict[int, str]:
+        """How each real tensor, by identity, has been written to so far."""
+        key_of = {id(t): key for key, m in self._mirrored.items() for t in (m.seen, *m.inner)}
+        tracked: dict[int, bool] = {}
+        for tensor, flag in self.trace.lineage.written(lambda t: id(t) in key_of):
+            tracked[key_of[id(tensor)]] = tracked.get(key_of[id(tensor)], False) or flag
+        return {key: self._mirrored[key].how_written(flag) for key, flag in tracked.items()}
+
+    def _inputs_written(self, slot_of: Mapping[int, Source]) -> list[Tensor]:
+        """The inputs that were written to so far, once for each write."""
+        return [t for t, _ in self.trace.lineage.written(lambda t: id(t) in slot_of)]
+
+    def _gradients(self, named: Sequence[tuple[Source, Tensor]]) -> dict[Source, Tensor | None]:
+        """The inputs whose gradient is another than before, and that. Where ``.backward()`` adds to one, the run
+        starts again."""
+        found: dict[Source, Tensor | None] = {}
+        given = {id(t) for t in self.trace.given_gradient}
+        # what was written to since may be no leaf any more
+        known_to_ask = given | {id(t) for t in self.trace.asked_for_gradient}
+        for slot, real in named:
+            own, before = self._mirrored[id(real)], real.grad if real.is_leaf else None
+            asked = before is not None or is_leaf(own.seen) or id(real) in known_to_ask
+            now = self.trace.lineage.gradient_of(own.seen) if asked else None
+            known = None if before is None else self._mirrored.get(id(before))
+            if before is not None and known is None and now is not None:
+                raise RestartTrace(before)
+            if id(real) in given or now is not (None if known is None else known.seen):
+                found[slot] = now
+                self.trace.questions.has_hooks(real)
+        refuse_restrided_gradients(self.trace.lineage, found)
+        return found
+
+    def _gradless(
+        self, named: Sequence[tuple[Source, Tensor]], gradients: Mapping[Source, Tensor | None]
+    ) -> tuple[Source, ...]:
+        asked = {id(t) for t in self.trace.asked_for_gradient}
+        found = [(slot, real) for slot, real in named if id(real) in asked or (slot in gradients and real.is_leaf)]
+        return tuple(slot for slot, real in found if gradient_of(real) is None)
+
+    def _leaves(self, named: Sequence[tuple[Source, Tensor]], *asked: Iterable[Source]) -> dict[Source, bool]:
+        """The inputs that may have a gradient in the eyes of the function, and whether they are leaves."""
+        found = {*self._gradless(named, {}), *itertools.chain(*asked)}
+        return {slot: real.is_leaf for slot, real in named if slot in found}
+
+    def _switches(self, named: Sequence[tuple[Source, Tensor]]) -> dict[Source, tuple[bool, ...]]:
+        """What to call ``requires_grad_`` with, if anything: before what is computed is, and in the end. (See
+        ``Facts.switches``.)"""
+        found: dict[Source, tuple[bool, ...]] = {}
+        for slot, real in named:
+            own = self._mirrored[id(real)]
+            now = self.trace.current(own.seen)
+            called = [on for t, on in self.trace.switched if t is own.seen or t is now]
+            if called:
+                begins = (True,) if any(called) and not own.requires_grad else ()
+                found[slot] = begins if now.requires_grad else (*begins, False)
+        return found
+
+    def _run_backward(self, leaves: Sequence[Tensor], sources: bool) -> Exception | None:
+        """For what the caller's own Python writes to in backward; torch's own formulas write to no input. Returns what
+        it raises.
+
+        ``sources``: whether an input requires grad; where none does, no backward pass will be recorded.
+        """
+        written = [self._mirrored[key].family for key in self._written()]
+        roots = [v for v in dict.fromkeys([*leaves, *written]) if has_history(v)]
+        hooks = self.trace.hooks
+        if roots and (python_node_below(roots) or not sources or hooks.found or self.trace.listeners.may_run):
+            seeds = [torch.ones_like(v) for v in roots]
+            fakes = [from_functional(inner) for seed in seeds for inner in inner_tensors(seed)]
+            self.trace.reads.tape.forget(fakes)
+            refused = self.trace.refused
+            try:
+                with self.watch.in_backward(), self.trace.backward_pass(), hooks.watched():
+                    run_passes(self.trace, roots, seeds)
+            except Exception as error:
+                if not fails_in_eager(error):
+                    raise
+                self.watch.failed_in_backward = True
+                if self.trace.reads.allowed and isinstance(error, READS_LATER):
+                    # of the gradients that come in, which are known when backward is compiled
+                    hooks.require_seen()
+                    self.trace.refused = refused
+                return error
+        return None
+
+    def _require_known(self, made: Iterable[Tensor]) -> None:
+        """What is returned and is no input."""
+        for tensor in made:
+            self.trace.forgotten.require_known(self.trace.current(tensor))
+            self.trace.forgotten.require_whole([tensor])
+
+    def _given_memory(
+        self, named: Sequence[tuple[Source, Tensor]], slot_of: Mapping[int, Slot]
+    ) -> dict[Source, Tensor]:
+        """The memory that inputs were given, once for each object."""
+        seen = {slot: self._mirrored[id(t)].seen for slot, t in named}
+        given = {slot: self.trace.lineage.given(t) for slot, t in seen.items() if slot_of[id(t)] == slot}
+        return {slot: new for slot, new in given.items() if new is not None}
+
+    def _facts(self, leaves: list[Any], paths: list[str], root: Callable[..., Any]) -> Facts:
+        captured, named = self._named(root)
+        refuse_backward(named, self._mirrored, self._splits)
+        require_bare({key: m.seen for key, m in self._mirrored.items()}, named)
+        gradients, switches = self._gradients(named), self._switches(named)
+        groups, lineage = overlaps(named, self._passes.freed, self.trace.around), self.trace.lineage
+        slot_of = {id(self._mirrored[id(t)].seen): slot for slot, t in reversed(named)}
+        self._require_known(leaf for leaf in leaves if isinstance(leaf, Tensor) and id(leaf) not in slot_of)
+        is_base = (lambda _, root: has_history(root)) if self._splits else None
+        stores = self._given_memory(named, slot_of)
+        replaced = [lineage.current(self._mirrored[id(t)].seen) for slot, t in named if slot in stores]
+        kept, firsts = ({}, set[Stored]()) if self._left is None else (self._left.stores, self._left.firsts)
+        extra: dict[NewMemory | NewGradient | Stored, Tensor] = {
+            slot: kept_apart(self.trace.named(new), self._splits, lineage) for slot, new in kept.items()
+        }
+        extra |= {NewGradient(slot): self.trace.named(new) for slot, new in gradients.items() if new is not None}
+        made = results_by_slot(leaves, paths, slot_of, self._out_slot)
+        of_made = {slot: new for slot, leaf in made.items() if (new := gradient_of(leaf)) is not None}
+        extra |= {NewGradient(slot): self.trace.named(new) for slot, new in of_made.items()}
+        changed = [m.family for m in self._mirrored.values() if m.family.grad_fn is not m.history]
+        with_history = [*made.values(), *changed]
+        refuse_retained(made, with_history)
+        result_gradients = tuple(slot for slot in made if NewGradient(slot) in extra)
+        looks = {
+            slot: g
+            for slot, leaf in made.items()
+            for look in lineage.looks(leaf)
+            if (g := gradient_of(look)) is not None
+        }
+        refuse_restrided_gradients(lineage, looks | {slot: extra[NewGradient(slot)] for slot in result_gradients}, made)
+        extra |= {NewMemory(slot): new for slot, new in stores.items()}
+        leaves, paths = [*leaves, *extra.values()], [*paths, *map(str, extra)]
+        names = naming(self._out_slot, extra)
+        outputs, bases = look_at_outputs(leaves, paths, slot_of, lineage, names, is_base, self.trace.varying, firsts)
+        kinds = tuple(
+            (s, type_text(v), isinstance(v, Tensor) and v.requires_grad and self._grad) for s, v in self._inputs.dynamic
+        )
+        given = any(True in calls for calls in switches.values()) or any(grad for _, _, grad in kinds)
+        sources = self._grad and (given or any(c.requires_grad for c in captured))
+        in_forward, wrote, failed, late = self._written(), None, None, list[Tensor]()
+        changes = dict(changes_of(lineage, named, self._mirrored, groups, in_forward, in_forward, self.trace.forgotten))
+        if self._splits and self._grad:
+            self._read_in_forward = {id(c.tensor) for c in captured}
+            known, wrote = len(self._reals), len(self._inputs_written(slot_of))
+            given_now = {id(new) for new in replaced}
+            before = len(lineage.written(lambda t: id(t) in given_now))
+            failed = self._run_backward([self.trace.current(v) for v in leaves if isinstance(v, Tensor)], sources)
+            late = [t for t, _ in lineage.written(lambda t: id(t) in given_now)[before:]]
+            if len(self._reals) > known:  # the caller's Python in backward reads tensors forward did not
+                captured, named = self._named(root)
+                groups = overlaps(named, self._passes.freed, self.trace.around)
+            ever = changes_of(lineage, named, self._mirrored, groups, in_forward, self._written(), self.trace.forgotten)
+            changes = {slot: change for slot, change in ever if change.in_backward} | changes
+        written = {slot for slot, change in changes.items() if change.data or change.in_backward}
+        written |= {member for slot in written if isinstance(slot, Base) for member in slot.of}  # type: ignore[misc]
+        histories = {slot: history(t) for slot, t in named if slot in written}
+        read = [c.origin.slot for c in captured if isinstance(c.origin, GradientOf)]
+        follows = views_that_follow(named, self._mirrored, switches)
+        refuse_leaves(self.trace, gradients, switches, read, follows, named, self._mirrored, changes, stores, groups)
+        refuse(self.trace, named, self._mirrored, changes, histories, groups, self._written())
+        refuse_inner_tensors(lineage, named, self._mirrored, changes, leaves, outputs)
+        tracked = any(o.requires_grad and not o.is_leaf for o in outputs) or bool(bases)
+        tracked = tracked or any(c.data == "tracked" for c in changes.values())
+        if wrote is not None and not sources:
+            refuse_hidden_backward([slot_of[id(t)] for t in self._inputs_written(slot_of)[wrote:]], failed)
+        moved = {o.path: o.view.of for o in outputs if o.view is not None and o.view.when == "last"}
+        of_moved = {slot: moved[str(NewMemory(slot))] for slot in stores if str(NewMemory(slot)) in moved}
+        is_used = self.trace.forgotten.is_used
+        is_tracked = sources and tracked
+        refuse_stores(stores, lineage, named, self._mirrored, changes, is_tracked, late, of_moved, is_used)
+        self.trace.forgotten.require_saved([*with_history, *map(lineage.current, made.values())])
+        self.trace.forgotten.require_apart()
+        groups = tuple(group for group in groups if len(group.base.of) > 1 or group.base in changes)
+        self.trace.questions.lie(dict(named)[g.found.of] for g in groups if g.found.length is not None)
+        if self.trace.differentiates:
+            tracked_inputs = (t for slot, t in named if slot in changes and changes[slot].data == "tracked")
+            self.trace.questions.are_views(tracked_inputs)
+        facts = Facts(
+            kinds, captured, same_objects(named), groups, neighbours(without_subclasses(named)), changes, histories,
+            outputs, tuple(bases), tuple(slot for slot, t in named if is_wrapper_subclass(t)), is_tracked,
+            {slot: lineage.how_given(self._mirrored[id(dict(named)[slot])].seen) for slot in stores},
+            {slot: new is not None for slot, new in gradients.items()}, self._gradless(named, gradients),
+            self._leaves(named, gradients, read), switches, self.trace.draws.met,
+            tuple(asked for slot, t in named for asked in self.trace.questions.of(slot, t)), State(stores=tuple(kept)),
+            tuple((slot, place) for slot, place, _ in self._inputs.state),
+        )  # fmt: skip
+        calls, computed, unheard = calls_of(self._passes.found, facts, named, self._mirrored)
+        return evolve(
+            facts, reads=tuple(self.trace.reads.done) if self.trace.reads.allowed else None, backward_calls=calls,
+            itself=self._itself(captured), follows=follows,
+            leaves={**facts.leaves, **dict.fromkeys(computed, False)}, asked=(*facts.asked, *unheard),
+            result_gradients=result_gradients, generators=tuple(self.trace.draws.named.values()),
+        )  # fmt: skip
