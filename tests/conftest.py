@@ -1,5 +1,6 @@
 """Tests keep what they compute in a folder of their own."""
 
+import collections
 import gc
 import os
 import sys
@@ -48,10 +49,20 @@ def pytest_configure(config):
     config.addinivalue_line("filterwarnings", "error::funcgrad.errors.UnresolvedCaptureWarning")
 
 
+MANY = 12
+WHOLE = ("house/", "laws/", "test_errors.py", "test_mechanisms.py")
+"""What runs whole whatever it takes: rows of which each stands for itself, and laws, which say how many they are."""
+
+
 @pytest.hookimpl(tryfirst=True)  # before cases are chosen by their marks
 def pytest_collection_modifyitems(items):
-    """Of the cases of a ``sweep(n)``, one in n runs by default, which goes by its name; the others are ``long``."""
+    """Of the cases of a ``sweep(n)``, one in n runs by default, which goes by its name; the others are ``long``. So it
+    is with every other case of a function that has many."""
+    cases = collections.Counter(item.nodeid.partition("[")[0] for item in items)
     for item in items:
-        sweep = item.get_closest_marker("sweep")
-        if sweep is not None and zlib.crc32(item.nodeid.encode()) % sweep.args[0]:
+        function, sweep = item.nodeid.partition("[")[0], item.get_closest_marker("sweep")
+        one_in = 2 if cases[function] > MANY and not any(part in function for part in WHOLE) else 1
+        if sweep is not None:
+            one_in = sweep.args[0]
+        if zlib.crc32(item.nodeid.encode()) % one_in:
             item.add_marker(pytest.mark.long)

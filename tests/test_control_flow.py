@@ -75,7 +75,7 @@ def recurrent(loop):
     return f
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_scan_under_transforms(transform):
     """In double precision: steps one after the other, and differentiated twice, make much of the rounding of single
@@ -357,7 +357,7 @@ def mapped(loop):
     return lambda a, b: (loop(lambda x, k: (x @ W).sin() * a.sum() + k, b, a) ** 2).sum()
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_map_under_transforms(transform):
     apply = TRANSFORMS[transform]
@@ -486,7 +486,7 @@ def chosen(choose):
     return f
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_cond_under_transforms(transform):
     apply = TRANSFORMS[transform]
@@ -596,7 +596,7 @@ def test_results_that_nobody_reads_are_not_computed():
     assert "aten.exp" in text and "aten.cos" not in text and "aten.add" not in text
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("transform", ["grad", "jvp", "hessian", "vmap", "vmap of grad", "grad of vmap", "grad of jvp"])
 @pytest.mark.parametrize("loop", [(scan, by_loop), (torch.cond, choice)], ids=["scan", "cond"])
 def test_a_compiled_function_with_control_flow_under_transforms_of_torch(loop, transform):

@@ -405,6 +405,7 @@ def test_what_forward_saved_is_freed_after_its_last_reader():  # S3-58
     both(program)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("case", ["layers", "convolutions", "recurrent"])
 def test_the_peak_is_no_higher_than_in_eager(case):
     torch.manual_seed(0)

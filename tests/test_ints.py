@@ -97,7 +97,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("backend", ["c", "aten"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_no_value_is_special(name: str, backend: str) -> None:
@@ -395,7 +395,7 @@ STORED = {
 }
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("read", ["1", "s.n * (s.items[0] + s.last)"])
 @pytest.mark.parametrize("statement", STORED.values(), ids=STORED.keys())
 @pytest.mark.parametrize("transform", ["jit", "grad", "second"])

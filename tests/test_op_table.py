@@ -69,7 +69,7 @@ def check(op, calls):
     return found, f(*tensors), externs
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("op", ROWS, ids=str)
 def test_a_row(op):
     calls = list(variants(op))
@@ -90,7 +90,7 @@ def test_a_row(op):
         torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol, equal_nan=True, msg=lambda m: f"{op}{call}: {m}")
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("op", [op for op in ROWS if is_pointwise(op)], ids=str)
 def test_special_values(op):
     calls = [call for dtype in (torch.float32, torch.float64) for call in specials(op, dtype)]
@@ -242,7 +242,7 @@ REDUCTIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("dtype", FLOATS[:3], ids=str)
 @pytest.mark.parametrize("rows", [3, 7, 100], ids="rows={}".format)
 def test_reductions_of_special_values(rows, dtype):

@@ -1,7 +1,6 @@
 """Storages and memory of traced tensors: what is known of them, and what is refused by name; operators called by
 their names."""
 
-import copy
 import io
 import pickle
 import re
@@ -81,7 +80,6 @@ ASKS = {
     "data_ptr": lambda x: x.data_ptr(),
     "data_ptr by torch": lambda x: ADDRESS(x),
     "data_ptr of a captured tensor": lambda x: KEPT.data_ptr(),
-    "deepcopy": lambda x: copy.deepcopy(x),
     "pickle": lambda x: pickle.dumps(x),
     "save": lambda x: torch.save(x, io.BytesIO()),
 }

@@ -349,6 +349,7 @@ def seen_in(name, make):
 
 
 @pytest.mark.filterwarnings("ignore::funcgrad.RecompileWarning")
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program(name):
     for found, expected in zip(seen_in(name, fg.jit), seen_in(name, lambda f: f), strict=True):

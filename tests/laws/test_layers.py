@@ -5,6 +5,7 @@ import itertools
 import json
 from contextlib import contextmanager, suppress
 
+import attrs
 import pytest
 import torch
 from attrs import evolve
@@ -214,16 +215,16 @@ def rebuilt(f, args):
     """A program; the call printed again of its statements, which went through plain data; and these statements."""
     printed_of = []
 
-    def kept(captured, statements, *more):
-        printed_of.append((captured, statements, *more))
-        return print_call(captured, statements, *more)
+    def kept(around, *more):
+        printed_of.append((around, *more))
+        return print_call(around, *more)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(programs_of_functions, "print_call", kept)
         program = fg.jit(f).program(*args)
-    (captured, statements, *more), objects = printed_of[-1], []
-    found = from_data(json.loads(json.dumps(to_data(statements, objects))), objects)
-    return program, print_call(captured, found, *more), found
+    (around, *more), objects = printed_of[-1], []
+    found = from_data(json.loads(json.dumps(to_data(around.statements, objects))), objects)
+    return program, print_call(attrs.evolve(around, statements=found), *more), found
 
 
 @settings(FEW, max_examples=30)
