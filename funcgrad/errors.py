@@ -92,6 +92,9 @@ class DataDependentControlFlowError(FuncgradError, RuntimeError):
 class DataDependentShapeError(FuncgradError, RuntimeError):
     """An operation's output *shape* depends on tensor values (``nonzero``, boolean indexing, ``unique``)."""
 
+    is_first: bool = False
+    """Whether a call of eager PyTorch finds the sizes, for the next ones: those of the result of an opaque call."""
+
 
 class CapturedTransformError(FuncgradError, RuntimeError):
     """The function closes over a tensor that belongs to an enclosing transform level, and that cannot be found again
@@ -149,7 +152,12 @@ def uninitialized_in(error: BaseException | None) -> object:
 
 def initialises(error: BaseException | None) -> bool:
     """Whether an error is refused of the call alone that makes what is lacking."""
-    return uninitialized_in(error) is not None or (isinstance(error, MutationError) and error.initialises)
+    makes_leaf = isinstance(error, MutationError) and error.initialises
+    return (
+        makes_leaf
+        or uninitialized_in(error) is not None
+        or (isinstance(error, DataDependentShapeError) and error.is_first)
+    )
 
 
 class UnsupportedOperatorError(FuncgradError, RuntimeError):

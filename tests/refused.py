@@ -1430,12 +1430,20 @@ row(
     fixed=lambda x: (y := x * 1, FILL(y, y[:1].clone()), y)[2],
 )
 mistake(
-    "an opaque call that says nothing of its result",
+    "an opaque call that writes and says nothing of its result",
     ARGUMENT,
     "does not say how its result looks",
-    lambda x: fg.opaque(np.sin)(x),
+    lambda x: fg.opaque(FILL.function, writes=0)(x, x),
     numbers,
     fixed=lambda x: fg.opaque(np.sin, like=lambda x: x)(x),
+)
+row(
+    "a program of an opaque call that says nothing of its result",
+    tracing.OPAQUE_UNKNOWN,
+    lambda x: fg.jit(lambda x: fg.opaque(np.sin)(x)).program(x)(x),
+    numbers,
+    fixed=lambda x: fg.jit(lambda x: fg.opaque(np.sin, like=lambda x: x)(x)).program(x)(x),
+    transform=undifferentiated,
 )
 mistake(
     "a result that is no tensor's like",

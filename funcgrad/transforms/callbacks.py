@@ -15,6 +15,7 @@ from torch import Tensor
 from .. import refusals
 from ..capture.callbacks import VMAP_METHODS, Callback, Look, Rule, Run, Sizes, apply
 from ..capture.derived import Gradients, spread
+from ..capture.floats import NotSymbolicError
 from ..capture.results import hidden_tensor
 from ..capture.trace import active_trace
 from ..errors import ArgumentError, CustomDerivativeError, OpaqueCallError, OptionError
@@ -78,8 +79,10 @@ def opaque(
     it, in order with the others, never dropped, moved or done twice.
 
     ``like`` says how its result looks (see ``pure_callback``): a pytree, ``None`` where it returns nothing, or a
-    function of the arguments that returns one. ``writes`` are the positions of the arguments whose tensors it writes
-    to. ``vmap_method``, ``vjp`` and ``jvp`` are those of ``pure_callback``; a function that writes has no derivative.
+    function of the arguments that returns one. Where nothing says it, the first call with arguments of such sizes and
+    dtypes does, and the call of a compiled function that it is part of is one of eager PyTorch. ``writes`` are the
+    positions of the arguments whose tensors it writes to. ``vmap_method``, ``vjp`` and ``jvp`` are those of
+    ``pure_callback``; a function that writes has no derivative.
     Without ``f`` it is a decorator: ``@fg.opaque(like=None)``.
 
     What ``f`` reads of Python state it reads when it runs, and no program assumes it; of a function that stands in the
@@ -90,7 +93,7 @@ def opaque(
     places = (writes,) if type(writes) is int else writes
 
     def made(f: Fn) -> _Opaque:
-        if like is OMITTED:
+        if like is OMITTED and (places or vmap_method):
             raise ArgumentError(
                 f"fg.opaque({name_of(f)}) does not say how its result looks",
                 where=user_line(),
@@ -135,6 +138,8 @@ class _Opaque(Decorated):
         self.rules = tuple(rule for rule in (vjp, jvp, like) if callable(rule) and not isinstance(rule, Tensor))
         self.function, self.like, self.writes, self.vjp, self.jvp = f, like, writes, vjp, jvp
         self.method, self.is_pure, self.spelled = method, is_pure, spelled
+        self._known: dict[Any, Any] = {}
+        """How the result looked for arguments that looked so, where nothing says it."""
 
     def __repr__(self) -> str:
         return f"<funcgrad opaque {name_of(self.function)}>"
@@ -149,6 +154,8 @@ class _Opaque(Decorated):
         tensors: list[Tensor] = []
         packed = [pack(arg, tensors, path) for path, arg in zip(argument_names(function, len(args)), args, strict=True)]
         like = self.like(*args) if callable(self.like) and not isinstance(self.like, Tensor) else self.like
+        if like is OMITTED:
+            function, like = self._seen(function, packed, tensors, name, where)
         tree, looks = _looks(like, tensors, name, where)
         numbers = [leaf for arg in packed for leaf in arg.leaves if isinstance(leaf, _SYMBOLS)]
         written = self._written(packed, tensors, name, where)
@@ -164,6 +171,30 @@ class _Opaque(Decorated):
         for i, now in zip(written, outs[len(looks) :], strict=True):
             tensors[i].copy_(now)
         return unflatten(list(outs[: len(looks)]), tree)
+
+    def _seen(
+        self, function: Fn, packed: Sequence[Packed], tensors: Sequence[Tensor], name: str, where: str | None
+    ) -> tuple[Fn, Any]:
+        """How the result looked when arguments like these were met last; where they were not, and this is no trace,
+        the function is called, and what it returned is what it returns. Raises ``DataDependentShapeError`` in a
+        trace."""
+        looks = [(tuple(t.shape), t.dtype, t.device) for t in tensors]
+        if any(isinstance(n, torch.SymInt) for shape, _, _ in looks for n in shape):
+            raise NotSymbolicError(f"nothing says how the result of {name} looks for sizes that are symbols")
+        others = [leaf for arg in packed for leaf in arg.leaves if not isinstance(leaf, Place)]
+        key = repr((looks, [type(v) if isinstance(v, (float, *_SYMBOLS)) else v for v in others]))
+        if key in self._known:
+            return function, self._known[key]
+        below = [unwrap_transform(t).detach().resolve_conj().resolve_neg() for t in tensors]
+        if active_trace() is not None or [tuple(t.shape) for t in below] != [shape for shape, _, _ in looks]:
+            error = refusals.OPAQUE_UNKNOWN(name, where=where)
+            error.is_first = True
+            raise error
+        found = function(*(arg.with_leaves(lambda v: below[v.index] if isinstance(v, Place) else v) for arg in packed))
+        leaves, tree, _ = flatten(found)
+        results = [v if isinstance(v, Tensor) else torch.as_tensor(v) for v in leaves]
+        self._known[key] = unflatten([torch.empty_like(v, device="meta") for v in results], tree)
+        return lambda *_: found, self._known[key]
 
     def _require_no_traced_closure(self, name: str, where: str | None) -> None:
         if active_trace() is None:

@@ -26,7 +26,15 @@ from ..capture.capture_sources import Origin
 from ..capture.floats import NotSymbolicError
 from ..capture.inputs import Inputs
 from ..capture.source_location import is_of_function, user_line_of
-from ..errors import FuncgradError, ReadsWarning, RecompileWarning, RetraceError, initialises, uninitialized_in
+from ..errors import (
+    DataDependentShapeError,
+    FuncgradError,
+    ReadsWarning,
+    RecompileWarning,
+    RetraceError,
+    initialises,
+    uninitialized_in,
+)
 from ..executable import Executable, build_all, partition_joint
 from ..generators import outside_own_draws
 from ..graph_primitives import Path, PathMiss, has_symbols, known_now
@@ -70,7 +78,7 @@ PyTorch."""
 _TOO_MANY_PATHS = (
     "{} reads values of tensors, and took more than {} paths by what they are, the last of them in eager PyTorch: {}. "
     "Compute with tensors "
-    "there (torch.where, torch.cond), or let the value be a Python argument."
+    "there (torch.where, torch.cond), print tensors and not what is read of them, or let the value be an argument."
 )
 
 _LOST_PATH = (
@@ -82,6 +90,10 @@ _LOST_PATH = (
 _FIRST_AGAIN = (
     "{} has made a parameter, or another leaf, where there was none, in {} calls, each of which ran in eager PyTorch, "
     "the last one for {}. Make it where the object is made."
+)
+_UNKNOWN_AGAIN = (
+    "{} has run in eager PyTorch for {} calls, the last one as {} was given arguments as never before, and nothing "
+    "says how its result looks then. Say it: fg.opaque(f, like=...)."
 )
 
 _no_retrace: ContextVar[bool] = ContextVar("funcgrad_no_retrace", default=False)
@@ -260,13 +272,15 @@ class Programs(abc.ABC):
         raise refusals.RAISES_IN_TRACE(type(error).__name__, error, where=user_line_of(error)) from error
 
     def _note_first(self, error: Exception) -> None:
-        """A call has made a parameter, or another leaf, where there was none, and has run in eager PyTorch. One that
-        does so again and again says so."""
+        """A call has made a parameter, or another leaf, where there was none, or has shown how the result of an opaque
+        call looks, and has run in eager PyTorch. One that does so again and again says so."""
         where = error.where if isinstance(error, FuncgradError) else None
+        is_opaque = isinstance(error, DataDependentShapeError)
         self._firsts += 1
-        log(1, f"{self.__name__} has run in eager PyTorch: it has made {where}, where there was none")
+        why = f"{error.what}" if is_opaque else f"it has made {where}, where there was none"  # type: ignore[attr-defined]
+        log(1, f"{self.__name__} has run in eager PyTorch: {why}")
         if self._firsts == _PATHS:
-            message = _FIRST_AGAIN.format(self.__name__, _PATHS, where)
+            message = (_UNKNOWN_AGAIN if is_opaque else _FIRST_AGAIN).format(self.__name__, _PATHS, where)
             warnings.warn(message, RecompileWarning, stacklevel=2)
 
     def _has_too_many_paths(self, inputs: Inputs) -> bool:
