@@ -49,7 +49,7 @@ def pytest_configure(config):
     config.addinivalue_line("filterwarnings", "error::funcgrad.errors.UnresolvedCaptureWarning")
 
 
-MANY = 12
+MANY = 8
 WHOLE = ("house/", "laws/", "test_errors.py", "test_mechanisms.py")
 """What runs whole whatever it takes: rows of which each stands for itself, and laws, which say how many they are."""
 
