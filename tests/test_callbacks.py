@@ -606,7 +606,7 @@ def test_no_way_to_batch(x):
 def test_it_does_not_say_how_its_result_looks(x):
     with pytest.raises(fg.ArgumentError, match="does not say how its result looks") as caught:
         fg.opaque(erf, writes=0)
-    assert "fg.opaque(erf, like=None, writes=0)" in caught.value.fix or "fg.opaque(erf, like=None)" in caught.value.fix
+    assert "fg.opaque(erf, like=None)" in caught.value.fix
     with pytest.raises(fg.ArgumentError, match="like of erf is a float"):
         fg.pure_callback(erf, 3.0, x)
     with pytest.raises(fg.ArgumentError, match="writes='a'"):

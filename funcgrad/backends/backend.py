@@ -23,13 +23,17 @@ class Emitted:
     sources: tuple[Source, ...]
 
 
+def _emitted(backend: Backend, graph: Graph) -> tuple[Source, ...]:
+    return backend.emit(backend.schedule(backend.lower(graph)))
+
+
 def emitted_bodies(backend: Backend, sources: Sequence[Source]) -> tuple[Source, ...]:
     """Sources that name no graph of a body, but what was emitted of it."""
 
     def emitted(value: Any) -> Any:
         if not isinstance(value, Graph):
             return value
-        return Emitted(emitted_bodies(backend, backend.emit(backend.schedule(backend.lower(value)))))
+        return Emitted(emitted_bodies(backend, _emitted(backend, value)))
 
     return tuple(evolve(s, names={name: emitted(v) for name, v in s.names.items()}) for s in sources)
 
@@ -40,7 +44,7 @@ def compiled_bodies(backend: Backend, names: Mapping[str, Any]) -> dict[str, Any
 
     def compiled(value: Any) -> Any:
         if isinstance(value, Graph):
-            return backend.build(backend.emit(backend.schedule(backend.lower(value))))
+            return backend.build(_emitted(backend, value))
         return backend.build(value.sources) if isinstance(value, Emitted) else value
 
     return {name: compiled(value) for name, value in names.items()}

@@ -6,28 +6,20 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import Any
 
-from torch import Tensor
-
 from .. import refusals
 from ..capture.capture_sources import GradientOf
 from ..capture.facts import Facts
 from ..capture.inputs import read_all
 from ..graph_primitives import Opaque
 from ..graphs import Graph, bodies_of
-from ..slots import Captured
 from ..torch_private.tensors import storage_id
-from .archive_data import HasNoName, pickled_like
+from .archive_data import pickled_like
 from .captured import Around
 from .execute import Differentiable
 from .holds import holds
 from .key import DynamicSpec, StaticSpec
 
 _PASS = "pass {} as an argument, and return it"
-
-
-def captured_tensors(facts: Facts) -> dict[Captured, Tensor]:
-    """What the function closes over, as it is now."""
-    return read_all(facts.captured, {})
 
 
 def require_archivable(around: Around, kernel: Any) -> None:
@@ -77,7 +69,7 @@ def _is_known_elsewhere(value: Any) -> bool:
     """Whether a value equals its copy that went through a file."""
     try:
         return holds(value, pickled_like(value))
-    except (HasNoName, Exception):  # whatever its class raises where it is pickled
+    except Exception:  # whatever its class raises where it is pickled
         return False
 
 
@@ -113,7 +105,7 @@ def _of_captured(facts: Facts) -> Iterator[tuple[str, str]]:
         if isinstance(c.origin, GradientOf):
             yield f"it reads {c.origin.slot}.grad", _PASS.format("the gradient")
             return
-    tensors = captured_tensors(facts)
+    tensors = read_all(facts.captured, {})
     for slot, t in tensors.items():
         if t.grad_fn is not None:
             yield f"{slot} has a history (it was computed of what requires grad)", _PASS.format(slot)

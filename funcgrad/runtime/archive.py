@@ -8,6 +8,7 @@ that of another process, nothing is compared.
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import pickle
@@ -24,23 +25,24 @@ from .. import refusals
 from ..backends.backend import Backend, Runnable, emitted_bodies
 from ..backends.choose import backend_named
 from ..capture.capture_sources import Unresolved
+from ..capture.inputs import read_all
 from ..capture.trace import active_trace
-from ..errors import ArgumentError
-from ..graph_primitives import PathMiss, Read
-from ..graphs import Graph, device_of
+from ..graph_primitives import Read
+from ..graphs import Graph, device_of, tensors_in
 from ..passes.traced_passes import TracedPasses
 from ..show.parts import Doc, Table
 from ..show.shown import Shown
-from ..slots import Captured, Grad, Slot
+from ..slots import Captured, Slot
 from ..source import Source
 from ..state.guards import Place
 from ..state.state import State
 from ..torch_private.levels import transforms_or_duals
+from ..torch_private.symbols import is_size
 from ..torch_private.tensors import looks_like
 from . import archive_data
-from .archivable import captured_tensors, require_archivable
+from .archivable import require_archivable
 from .archive_data import HasNoName
-from .call import MISS, build_call, print_call
+from .call import Call, build_call, called_alone, print_call
 from .captured import Around
 from .execute import Differentiable
 from .halves import Half
@@ -77,7 +79,7 @@ class _Contents:
     name: str
     key: CallKey
     call: Source
-    seen: _Seen
+    seen: _Seen | None
     sources: tuple[tuple[Source, ...], ...]
     """Of each graph that runs."""
     backend: tuple[str, torch.device]
@@ -122,7 +124,7 @@ def _versions() -> dict[str, Any]:
 
 def _contents(name: str, around: Around, sources: Sequence[Source], backend: Backend, call: Source) -> _Contents:
     key, kernel, joint = around.key, call.names["kernel"], around.joint
-    tensors = captured_tensors(around.facts)
+    tensors = read_all(around.facts.captured, {})
     alone = _by_itself(around, tensors)
     printed = print_call(alone, lambda *_: (), threading.Lock(), call.names.get("donation"))
     names = {of: value for of, value in printed.names.items() if of not in _OF_THE_PROCESS}
@@ -137,7 +139,7 @@ def _contents(name: str, around: Around, sources: Sequence[Source], backend: Bac
         name=name,
         key=key,
         call=evolve(printed, names=names),
-        seen=seen,
+        seen=seen if "seen" in printed.names else None,
         sources=tuple(emitted_bodies(backend, group) for group in groups),
         backend=(backend.name, device_of(joint.graph)),
         halves=_halves(kernel) if isinstance(kernel, Differentiable) else None,
@@ -188,8 +190,7 @@ _MADE_ANEW = ("forward", "backward", "narrowed", "pullback", "passes", "late", "
 def _halves(kernel: Differentiable) -> _Halves:
     """What is written of a kernel that autograd knows."""
     plain = {f.name: getattr(kernel, f.name) for f in fields(Differentiable) if f.init and f.name not in _MADE_ANEW}
-    graphs = [kernel.passes.graph] if kernel.passes is not None else []
-    is_sized = any(_is_sized(graph) for graph in graphs)
+    is_sized = kernel.passes is not None and _is_sized(kernel.passes.graph)
     backward = None if kernel.backward is None else kernel.backward.outs
     return _Halves(plain, kernel.passes, backward, is_sized)
 
@@ -197,8 +198,8 @@ def _halves(kernel: Differentiable) -> _Halves:
 def _is_sized(graph: Graph) -> bool:
     """Whether a size in a graph is a symbol."""
     values = [node.meta.get("val") for node in graph.fx.nodes]
-    sizes = [n for v in values for n in ((*v.shape, *v.stride()) if isinstance(v, Tensor) else (v,))]
-    return any(isinstance(n, torch.SymInt) for n in sizes)
+    sizes = (n for v in values for t in tensors_in(v) for n in (*t.shape, *t.stride()))
+    return any(map(is_size, itertools.chain(values, sizes)))
 
 
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -227,9 +228,8 @@ def load(path: str | os.PathLike[str]) -> LoadedProgram:
     backend = backend_named(*contents.backend)
     runnables = [backend.build(sources) for sources in contents.sources]
     kernel = runnables[0] if contents.halves is None else _differentiable(contents.halves, runnables)
-    seen = contents.seen
     names = {**contents.call.names, "kernel": kernel, "lock": threading.RLock(), "root": None}
-    if "seen" in contents.call.text:
+    if (seen := contents.seen) is not None:
         examples = [_example(e) if isinstance(e, TensorSpec) else e for e in seen.examples]
         names["seen"] = looks_like(examples, [s.shape for s in seen.specs], [s.stride for s in seen.specs])
     call = evolve(contents.call, names=names)
@@ -243,9 +243,6 @@ def _differentiable(saved: _Halves, runnables: Sequence[Runnable]) -> Differenti
     """A kernel that autograd knows. Its derivative would be one of the function, which is not here."""
     ins, passes = saved.fields["ins"], saved.passes
 
-    def half(run: Runnable, outs: Sequence[Slot], graph: Graph) -> Half:
-        return Half(run, tuple(outs), tuple(ins.index(slot.of) for slot in outs if isinstance(slot, Grad)), graph)
-
     def narrowed(absent: frozenset[Slot], unasked: frozenset[Slot]) -> Half:
         assert passes is not None
         if saved.is_sized:
@@ -257,7 +254,7 @@ def _differentiable(saved: _Halves, runnables: Sequence[Runnable]) -> Differenti
             values.clear()
             return graph.run(*own)
 
-        return half(run if graph.is_boxed else graph.run, graph.signature.outs, graph)
+        return Half.of(run if graph.is_boxed else graph.run, graph.signature.outs, ins, graph)
 
     def pullback(*_: Any) -> NoReturn:
         raise refusals.LOADED_DERIVATIVE(saved.fields["name"], where="the backward pass")
@@ -265,7 +262,7 @@ def _differentiable(saved: _Halves, runnables: Sequence[Runnable]) -> Differenti
     backward = None
     if saved.backward is not None:
         assert passes is not None
-        backward = half(runnables[1], saved.backward, passes.graph)
+        backward = Half.of(runnables[1], saved.backward, ins, passes.graph)
     return Differentiable(
         forward=runnables[0],
         backward=backward,
@@ -291,7 +288,7 @@ class LoadedProgram(Shown):
     name: str
     key: CallKey
     call: Source
-    run: Any
+    run: Call
     sources: tuple[Source, ...]
     tensors: Mapping[str, Tensor]
     assumes: tuple[tuple[str, str], ...]
@@ -302,19 +299,14 @@ class LoadedProgram(Shown):
         ``UnsupportedTransformError`` inside a trace or under a transform of torch.func."""
         if transforms_or_duals() or active_trace() is not None:
             raise refusals.LOADED_UNDER_TRANSFORM(self.name)
-        try:
-            result = self.run(args, kwargs)
-        except PathMiss as miss:
-            read = self._reads[miss.read]
-            raise self._does_not_fit([f"Python read {read.value!r} of a tensor, now it is {miss.value!r}"]) from None
-        if result is MISS:
-            raise self._does_not_fit(list(map(str, explain(self.key, key_of_arguments(self.key, args, kwargs)))))
-        return result
-
-    def _does_not_fit(self, reasons: list[str]) -> ArgumentError:
-        why = "; ".join(reasons) or "a condition on its sizes or numbers does not hold"
-        return ArgumentError(
-            f"this program of {self.name} is not for this call: {why}", fix="save a program of a call like this one"
+        return called_alone(
+            self.name,
+            self.run,
+            (args, kwargs),
+            self._reads,
+            lambda: list(map(str, explain(self.key, key_of_arguments(self.key, args, kwargs)))),
+            "a condition on its sizes or numbers does not hold",
+            "save a program of a call like this one",
         )
 
     def headline(self) -> str:

@@ -12,7 +12,7 @@ import io
 import pickle
 import pkgutil
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from ..slots import Signature
 from ..symbolic.sizes import Size
 from ..torch_private.fakes import FakeTensorMode
 from ..torch_private.operators import direct, is_operator, operator_called, operator_named
+from .cotangents import Blank
 
 _KEPT = ("pass", "where", "passage", "write", "absent", "is_gradient")
 """What half of a backward pass is chosen by (``passes/symbolic_zeros.py``)."""
@@ -39,7 +40,7 @@ class Pickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, Graph):
-            return _graph, (_GraphData.of(obj),)
+            return _graph, _as_calls(obj)
         if is_operator(obj):
             return operator_named, (obj.name(),)
         if (op := operator_called(obj)) is not None:
@@ -92,39 +93,15 @@ def _ref(node: fx.Node) -> Any:
     return _Ref(node.name)
 
 
-@frozen
-class _Looks:
-    """A tensor without its values."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-
-@frozen(eq=False)
-class _GraphData:
-    """A graph as a list of calls. ``is_sized``: whether sizes in it are symbols, of which nothing is left."""
-
-    signature: Signature
-    nodes: tuple[tuple[Any, ...], ...]
-    constants: Mapping[str, Tensor]
-    name: str
-    is_boxed: bool
-    handed_over: frozenset[str]
-    donated: frozenset[str]
-
-    @staticmethod
-    def of(graph: Graph) -> _GraphData:
-        nodes = []
-        for node in graph.fx.nodes:
-            args, kwargs = fx.map_arg((node.args, node.kwargs), _ref)
-            meta = {key: node.meta[key] for key in _KEPT if key in node.meta}
-            nodes.append((node.op, node.name, node.target, args, kwargs, meta, _looks(node.meta.get("val"))))
-        return _GraphData(
-            graph.signature, tuple(nodes), dict(graph.constants), graph.name, graph.is_boxed, graph.handed_over,
-            graph.donated,
-        )  # fmt: skip
+def _as_calls(graph: Graph) -> tuple[Any, ...]:
+    """A graph as a list of calls: what ``_graph`` takes."""
+    nodes = []
+    for node in graph.fx.nodes:
+        args, kwargs = fx.map_arg((node.args, node.kwargs), _ref)
+        meta = {key: node.meta[key] for key in _KEPT if key in node.meta}
+        nodes.append((node.op, node.name, node.target, args, kwargs, meta, _looks(node.meta.get("val"))))
+    kinds = graph.is_boxed, graph.handed_over, graph.donated
+    return graph.signature, nodes, dict(graph.constants), graph.name, *kinds
 
 
 def _looks(value: Any) -> Any:
@@ -133,26 +110,21 @@ def _looks(value: Any) -> Any:
         return [_looks(v) for v in value]
     if not isinstance(value, Tensor):
         return value if isinstance(value, (bool, int, float, str)) else None
-    sizes = (*value.shape, *value.stride())
-    if not all(type(n) is int for n in sizes):
-        return None
-    return _Looks(tuple(value.shape), tuple(value.stride()), value.dtype, value.device)
+    return Blank.of(value) if all(type(n) is int for n in (*value.shape, *value.stride())) else None
 
 
-def _graph(data: _GraphData) -> Graph:
-    """The graph; nobody's memory is that of another value in it."""
+def _graph(signature: Signature, nodes: Sequence[Any], constants: Mapping[str, Tensor], *how: Any) -> Graph:
+    """The graph of such a list; nobody's memory is that of another value in it."""
     made, env, fakes = fx.Graph(), dict[str, fx.Node](), FakeTensorMode()
 
     def fake(looks: Any) -> Any:
         if isinstance(looks, list):
             return [fake(own) for own in looks]
-        if not isinstance(looks, _Looks):
-            return looks
-        with fakes:
-            return torch.empty_strided(looks.shape, looks.stride, dtype=looks.dtype, device=looks.device)
+        return looks.empty() if isinstance(looks, Blank) else looks
 
-    for op, name, target, refs, named, meta, looks in data.nodes:
+    for op, name, target, refs, named, meta, looks in nodes:
         args, kwargs = fx.node.map_aggregate((refs, named), lambda a: env[a.name] if isinstance(a, _Ref) else a)
         node = env[name] = made.create_node(op, target, args, kwargs, name)
-        node.meta = meta if op == "output" else {**meta, "val": fake(looks)}
-    return Graph(data.signature, made, data.constants, data.name, data.is_boxed, data.handed_over, data.donated)
+        with fakes:
+            node.meta = meta if op == "output" else {**meta, "val": fake(looks)}
+    return Graph(signature, made, constants, *how)

@@ -18,6 +18,8 @@ import torch
 from ..backends.backend import Runnable
 from ..capture.capture_sources import GradientOf, Origin
 from ..capture.facts import Facts
+from ..errors import ArgumentError
+from ..graph_primitives import PathMiss, Read
 from ..joint import Constant, Joint
 from ..layers.printing import print_statements
 from ..layers.statements import Bump, Do, Run, Statement
@@ -204,6 +206,29 @@ def build_call(source: Source) -> Call:
     """The function a printed call defines: ``call(args, kwargs)``."""
     function: Call = compile_function(source)
     return function
+
+
+def called_alone(
+    name: str,
+    call: Call,
+    given: tuple[tuple[Any, ...], dict[str, Any]],
+    reads: Sequence[Read],
+    differences: Callable[[], Sequence[str]],
+    otherwise: str,
+    fix: str,
+) -> Any:
+    """The result of a program that is called itself, where nothing else is compiled. Raises ``ArgumentError``, with the
+    ``differences`` to calls that it is for (``otherwise``, where none is found), for a call that it is not for."""
+    try:
+        result = call(*given)
+        reasons = differences() if result is MISS else ()
+    except PathMiss as miss:
+        result = MISS
+        reasons = [f"Python read {reads[miss.read].value!r} of a tensor, now it is {miss.value!r}"]
+    if result is MISS:
+        what = "; ".join(reasons) or otherwise
+        raise ArgumentError(f"this program of {name} is not for this call: {what}", fix=fix)
+    return result
 
 
 def _print_arguments(tree: Tree, leaf_names: list[str], constants: dict[str, Any], otherwise: str) -> list[str]:

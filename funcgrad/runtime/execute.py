@@ -393,13 +393,13 @@ def _gradients(ctx: Any, incoming: Sequence[Tensor | None], asked: Callable[[], 
         ctx.maybe_clear_saved_tensors()
         if any_autocast():  # its casts are in its graph
             with autocast_as(()):
-                gradients = half.run(values)
+                results = half.run(values)
         else:
-            gradients = half.run(values)
-        places = half.gradients
+            results = half.run(values)
+        places, gradients = half.gradients, results[: len(half.gradients)]
         if written:
-            write_back([written[i] for i in program.writes_of(half)], gradients[len(places) :])  # type: ignore[arg-type]
-    for i, gradient in zip(places, gradients, strict=False):  # what is written follows them
+            write_back([written[i] for i in program.writes_of(half)], results[len(half.gradients) :])
+    for i, gradient in zip(places, gradients, strict=True):
         result[i] = gradient
     return result
 

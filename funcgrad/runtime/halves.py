@@ -6,7 +6,7 @@ import contextlib
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from attrs import define, field, frozen
@@ -14,7 +14,7 @@ from attrs import define, field, frozen
 from ..backends.backend import Runnable
 from ..errors import RecompileWarning
 from ..graphs import Graph
-from ..slots import Final, Slot
+from ..slots import Final, Grad, Slot
 
 AT_MOST = 64
 _MANY = 16
@@ -40,6 +40,11 @@ class Half:
     outs: tuple[Slot, ...]
     gradients: tuple[int, ...]
     graph: Graph
+
+    @staticmethod
+    def of(run: Runnable, outs: tuple[Slot, ...], ins: Sequence[Slot], graph: Graph) -> Half:
+        """A half that gives ``outs``, of a program of these inputs."""
+        return Half(run, outs, tuple(ins.index(slot.of) for slot in outs if isinstance(slot, Grad)), graph)
 
     @property
     def written(self) -> list[Final]:

@@ -11,9 +11,7 @@ from attrs import field, frozen
 from .. import refusals
 from ..backends.backend import Backend
 from ..capture.facts import Facts
-from ..errors import ArgumentError
 from ..executable import Executable
-from ..graph_primitives import PathMiss
 from ..joint import Joint
 from ..layers.layer import Layer
 from ..memory.schedule import Kernels, Schedule
@@ -24,7 +22,7 @@ from ..show.units import in_bytes, in_seconds
 from ..source import Source
 from ..torch_private.levels import transforms_or_duals
 from .archive import save
-from .call import MISS, build_call
+from .call import Call, build_call, called_alone
 from .captured import Around
 from .key import CallKey
 
@@ -49,7 +47,7 @@ class Program(Shown):
     sources: tuple[Source, ...] = field(converter=Several[Source])
     backend: Backend
     call: Source
-    run: Callable[[tuple[Any, ...], dict[str, Any]], Any]
+    run: Call
     seconds: Mapping[str, float]
     misfits: Callable[[Program, tuple[Any, ...], dict[str, Any]], list[str]]
     """Why a program does not fit a call."""
@@ -100,20 +98,14 @@ class Program(Shown):
         """
         if transforms_or_duals():
             raise refusals.PROGRAM_UNDER_TRANSFORM(self.name)
-        try:
-            result = self.run(args, kwargs)
-        except PathMiss as miss:
-            read = self.joint.reads[miss.read]
-            raise self._does_not_fit([f"Python read {read.value!r} of a tensor, now it is {miss.value!r}"]) from None
-        if result is MISS:
-            raise self._does_not_fit(self.misfits(self, args, kwargs))
-        return result
-
-    def _does_not_fit(self, reasons: list[str]) -> ArgumentError:
-        why = "; ".join(reasons) or "inside of another trace there is no call to compare"
-        return ArgumentError(
-            f"this program of {self.name} is not for this call: {why}",
-            fix="call the compiled function, which compiles what no program fits",
+        return called_alone(
+            self.name,
+            self.run,
+            (args, kwargs),
+            self.joint.reads,
+            lambda: self.misfits(self, args, kwargs),
+            "inside of another trace there is no call to compare",
+            "call the compiled function, which compiles what no program fits",
         )
 
     def headline(self) -> str:

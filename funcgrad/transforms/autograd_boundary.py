@@ -41,7 +41,7 @@ from ..runtime.cotangents import CotangentLayout, Outline
 from ..runtime.execute import Differentiable
 from ..runtime.halves import Half
 from ..runtime.late_state import LateState
-from ..slots import Cotangent, Final, Grad, Late, NewMemory, Saved, Seed, Signature, Slot, inner_path, outer_slot
+from ..slots import Cotangent, Final, Grad, Late, NewMemory, Saved, Seed, Slot, inner_path, outer_slot
 from ..state.guards import Place
 from ..state.state import as_it_was
 from ..subclasses import Wrapping
@@ -108,14 +108,14 @@ def differentiable(
         graph = passes.half(absent, unasked)
         layer = subclass(graph.signature, _wrappings(joint, joint.told.traced_for(absent)))
         signature = graph.signature if layer is None else layer.outer
-        return _half(_in_layer(layer, graph, compile_narrowed(graph, joint, options)), signature, ins, graph)
+        return Half.of(_in_layer(layer, graph, compile_narrowed(graph, joint, options)), signature.outs, ins, graph)
 
     passes = _passes(made) if len(graphs) == 2 else None
     copied = {slot for slot in needed if Final(slot) in outs or slot in changed}
     layouts = dict(zip(active, _cotangents(joint, active), strict=True))
     return Differentiable(
         forward=runnables[0],
-        backward=None if backward is None else _half(runnables[1], backward, ins, graphs[1]),
+        backward=None if backward is None else Half.of(runnables[1], backward.outs, ins, graphs[1]),
         narrowed=narrowed,
         ins=ins,
         outs=outs,
@@ -155,12 +155,6 @@ def _passes(made: Executable) -> TracedPasses:
 def _wrappings(joint: Joint, absent: frozenset[Slot]) -> dict[Slot, Wrapping]:
     """How wrapper subclasses are made in the pass that was traced without these."""
     return {own: w for slot, w in joint.wrappings.items() if (own := of_pass(slot, absent) or slot)}
-
-
-def _half(run: Runnable, signature: Signature, ins: Sequence[Slot], graph: Graph) -> Half:
-    """A backward half of a function of these inputs."""
-    gradients = tuple(ins.index(slot.of) for slot in signature.outs if isinstance(slot, Grad))
-    return Half(run, signature.outs, gradients, graph)
 
 
 def _has_effects(graph: Graph) -> bool:

@@ -277,7 +277,7 @@ class Programs(abc.ABC):
         where = error.where if isinstance(error, FuncgradError) else None
         is_opaque = isinstance(error, DataDependentShapeError)
         self._firsts += 1
-        why = f"{error.what}" if is_opaque else f"it has made {where}, where there was none"  # type: ignore[attr-defined]
+        why = error.what if is_opaque else f"it has made {where}, where there was none"  # type: ignore[attr-defined]
         log(1, f"{self.__name__} has run in eager PyTorch: {why}")
         if self._firsts == _PATHS:
             message = (_UNKNOWN_AGAIN if is_opaque else _FIRST_AGAIN).format(self.__name__, _PATHS, where)
