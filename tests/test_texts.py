@@ -1,8 +1,9 @@
-"""Texts of tensors: printed, logged, and read."""
+"""Texts of tensors and numbers: printed, logged, and read."""
 
 import contextlib
 import io
 import logging
+import re
 import sys
 import warnings
 
@@ -42,6 +43,36 @@ class Shows(nn.Module):
         return y
 
 
+class Counts:
+    def __init__(self):
+        self.log, self.steps = LOGGER, 0
+
+    def __call__(self, x):
+        self.steps += 1
+        print(f"step {self.steps:03d}: {x.sum():.2f}", end="|", flush=True)
+        self.log.warning(f"step {self.steps}")
+        return x * 2
+
+
+def reads(what):
+    """A function that prints a number which it reads of its argument."""
+
+    def f(x):
+        value = x.sum().item()
+        what(value)
+        return x * 2
+
+    return f
+
+
+def caught(x):
+    try:
+        print(f"{x.sum().item():.2f} {1 / 0}")
+    except ZeroDivisionError:
+        print(f"again {x.sum():.2f}")
+    return x * 2
+
+
 def redirected(x):
     with contextlib.redirect_stdout(io.StringIO()) as own:
         print(x)
@@ -66,10 +97,28 @@ PRINTED = {
     "logged": lambda x: (LOGGER.warning("x %s and %r, %d", x, x * 2, 3), x * 2)[1],
     "in a backward pass": lambda x: Doubled.apply(x),
     "a module": Shows(),
+    "formatted": lambda x: (print(f"x is {x}, {x[0]}, {x.sum():>9.2f}", 1), x * 2)[1],
+    "formatted by a method": lambda x: (print("{:.1f} {!r} {a}".format(x[0], x, a=x[1]), sep=""), x * 2)[1],  # noqa: UP032
+    "converted": lambda x: (print(str(x), repr(x[0]), format(x[1], ".1f")), x * 2)[1],
+    "a parameter of no dimensions": lambda x: (print(f"{nn.Parameter(x.sum())}"), x * 2)[1],
+    "a message": lambda x: (LOGGER.warning(x), LOGGER.warning(f"{x} {x[0]:.1f}"), x * 2)[2],
 }
+NUMBERS = {
+    "a number": reads(lambda v: print(v)),
+    "a number in containers": reads(lambda v: print([v], {"a": (v,)}, -v, v + 1)),
+    "a number, formatted": reads(lambda v: print(f"v {v:+.3e} {v!r} {v}", "{:.1%}".format(v))),  # noqa: UP032
+    "a number, logged": reads(lambda v: LOGGER.warning("v %-8.3f|%s|%d", v, v, v)),
+    "a number, a message": reads(lambda v: (LOGGER.warning(v), LOGGER.warning(f"v {v:.1f}"))),
+    "items for conversions": lambda x: (LOGGER.warning("%5.2f %d%% %s", *x.detach()), x * 2)[1],
+    "before an error": caught,
+}
+"""A number is a symbol from its second value on."""
 READ = {
     "repr": lambda x: (print("x is " + repr(x)), x * 2)[1],
-    "format": lambda x: (print(f"x is {x}, {x[0]}, {x.sum():.2f}"), x * 2)[1],
+    "formatted before": lambda x: (print(" ".join([f"x is {x}, {x[0]}, {x.sum():.2f}"])), x * 2)[1],
+    "formatted twice": reads(lambda v: print(f"{v!s:>8}|{f'{v:.2f}':>8}|{v!a}", "{!r:>8}".format(v))),  # noqa: UP032
+    "measured": reads(lambda v: print(len(f"{v:.1f}"))),
+    "one of two": reads(lambda v: print(f"{v:.1f}" if v else "none")),
     "of each": lambda x: (print(", ".join(str(v) for v in x)), x * 2)[1],
     "decides": lambda x: x * 2 if "1." in str(x) else x * 3,
     "returned": lambda x: (x * 2, f"{x * 2}"),
@@ -97,15 +146,48 @@ def seen(f, mode, requires_grad, capsys, caplog):
 
 @pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.no_grad])
 @pytest.mark.parametrize("requires_grad", [False, True])
-@pytest.mark.parametrize("name", PRINTED | READ)
+@pytest.mark.parametrize("name", PRINTED | NUMBERS | READ)
 def test_texts_are_those_of_the_call(name, requires_grad, mode, capsys, caplog):
     """They were of what stands for the tensor in a trace."""
-    f = (PRINTED | READ)[name]
+    f = (PRINTED | NUMBERS | READ)[name]
     compiled = fg.jit(f, backend="aten")
     expected = seen(f, mode, requires_grad, capsys, caplog)
     assert repr(seen(compiled, mode, requires_grad, capsys, caplog)) == repr(expected)
     if name in PRINTED and name != "in a backward pass":
         assert compiled.cache_info().misses == 1
+    if name in NUMBERS:
+        assert compiled.cache_info().misses == 2
+
+
+def test_numbers_of_the_call_and_of_python_are_printed(capsys, caplog):
+    """Each value was a program."""
+
+    def f(x, epoch, rate):
+        print(f"epoch {epoch}, rate {rate:.1e}")
+        return counts(x)
+
+    def run(called):
+        counts.steps = 0
+        for i in range(8):
+            called(torch.full((2,), float(i)), i, i / 10)
+        messages = caplog.messages[:]
+        caplog.clear()
+        return capsys.readouterr().out, messages, counts.steps
+
+    counts = Counts()
+    expected, compiled = run(f), fg.jit(f, backend="aten")
+    assert run(compiled) == expected
+    assert compiled.cache_info().misses <= 4
+
+
+@pytest.mark.parametrize("value", [nn.Parameter(torch.ones(())), torch.ones(2)])
+def test_what_has_no_such_format_raises_as_in_eager(value):
+    """It was formatted, or raised an error of reads."""
+    f = lambda x: (print(f"{value:.2f}"), x * value)[1]  # noqa: E731
+    with pytest.raises(TypeError) as expected:
+        f(torch.ones(2))
+    with pytest.raises(TypeError, match=re.escape(str(expected.value))):
+        fg.jit(f, backend="aten")(torch.ones(2))
 
 
 class Hooked(nn.Module):

@@ -56,6 +56,8 @@ class Floats:
         """Where in the caller's code a guard was asked first."""
         self.ints = False
         """Whether some are ints."""
+        self.shown: Callable[[Any, str, tuple[str, ...]], str | None] = lambda *_: None
+        """What stands for the text of a number where that is only printed, or logged; ``None`` elsewhere."""
 
     def symbol(self, name: str, value: float) -> Float | Int:
         """A new symbol for the number of this name."""
@@ -258,8 +260,9 @@ _QUESTIONS_TO_INTS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "__bool__": ("bool({})", bool), "__float__": ("float({})", float), "__int__": ("{}", int), "__index__": ("{}", int),
     "bit_length": ("{}.bit_length()", int.bit_length), "bit_count": ("{}.bit_count()", int.bit_count),
 }  # fmt: skip
-_BY_VALUE = ("__hash__", "__repr__", "__str__", "__format__", "as_integer_ratio", "__reduce_ex__")
+_BY_VALUE = ("__hash__", "as_integer_ratio", "__reduce_ex__")
 """Methods of a number that depend on all of it."""
+_WRITES = ("__repr__", "__str__", "__format__")
 
 
 class _Number:
@@ -278,6 +281,11 @@ class _Number:
 
     def __rdivmod__(self, other: Any) -> Any:
         return other // self, other % self
+
+    def text_by(self, how: str) -> str:
+        """Its text by a conversion of ``%``."""
+        text = _shown(self, "%", how)
+        return how % fixed(self) if text is None else text
 
     def conjugate(self) -> Any:
         return self
@@ -434,6 +442,20 @@ def _by_value(name: str) -> Callable[..., Any]:
     return lambda self, *args: getattr(fixed(self), name)(*args)
 
 
+def _shown(number: Any, method: str, *args: str) -> str | None:
+    node = number.node
+    is_given = node.symbols and node.symbols <= node.floats.names.keys()  # in the dry run, too
+    return node.floats.shown(number, method, args) if is_given else None
+
+
+def _text(name: str) -> Callable[..., str]:
+    def method(self: Any, *args: str) -> str:
+        text = _shown(self, name, *args)
+        return getattr(fixed(self), name)(*args) if text is None else text
+
+    return method
+
+
 for _name, _operation in (*_ARITHMETIC.items(), *_COMPARISONS.items()):
     _function = getattr(operator, _name)
     for _kind in (Float, Int):
@@ -455,9 +477,11 @@ for _name, _of_one in _OF_ONE.items():
         setattr(_kind, f"__{_name}__", lambda self, of_one=_of_one: wrapped(of_one(self.node)))
     setattr(NumberNode, _name, _of_one)
 for _kind, _questions in ((Float, _QUESTIONS), (Int, _QUESTIONS_TO_INTS)):
-    for _name, (_text, _ask) in _questions.items():
-        setattr(_kind, _name, _question(_text, _ask))
+    for _name, (_asked, _ask) in _questions.items():
+        setattr(_kind, _name, _question(_asked, _ask))
     for _name in _BY_VALUE:
         setattr(_kind, _name, _by_value(_name))
+    for _name in _WRITES:
+        setattr(_kind, _name, _text(_name))
 setattr(Float, "hex", _by_value("hex"))  # noqa: B010
 Float.__name__, Int.__name__ = "float", "int"

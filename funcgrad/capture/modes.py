@@ -302,11 +302,14 @@ class Lifter(TorchFunctionMode):
             self._trace.checks = None
 
     def _text(self, func: Any, tensor: Tensor, how: str = "") -> str | None:
-        """The text of a tensor; None where it is that of a number in it."""
+        """The text of a tensor; None where it is that of a number in it, and is read."""
         if func is Tensor.__repr__:
             return self._trace.text_of(tensor)
-        if not tensor.dim() or how:
-            return None
+        kind = torch.nn.Parameter if isinstance(tensor, torch.nn.Parameter) else Tensor
+        if not tensor.dim() and kind is Tensor:
+            return self._trace.text_of(tensor, how)
+        if how:
+            raise TypeError(f"unsupported format string passed to {kind.__name__}.__format__")
         with self:
             return str(tensor)
 

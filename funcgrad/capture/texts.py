@@ -1,7 +1,7 @@
-"""Texts of tensors (``repr(x)``, ``print(x)``).
+"""Texts of tensors and of symbolic numbers (``repr(x)``, ``print(x)``, ``print(f"{v:.3f}")``).
 
-What is only printed, or logged, is an effect: the tensor, as it is there, is an output of the program, of which the
-text is written in each call. Any other text is a read of values.
+What is only printed, or logged, is an effect: the number, or the tensor as it is there, is an output of the program, of
+which the text is written in each call. Any other text is a read of values.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..graphs import type_text
 from ..state.lines import is_user_file, user_line
 from ..state.output import is_kept
-from ..state.shown import Look, is_shown, mark
+from ..state.shown import AnyLook, Look, NumberLook, ShownValue, is_shown, mark
 from ..state.watch import Watch
 from ..torch_private.fakes import fake_below, without_modes
 from ..torch_private.levels import transforms_or_duals
@@ -31,8 +31,8 @@ class Texts:
 
     def __init__(self, reads: Reads, questions: Questions, is_read: Callable[[], bool]) -> None:
         self._reads, self._questions, self._is_read = reads, questions, is_read
-        self.shown: list[tuple[Tensor, Look]] = []
-        """The tensors that are printed, and logged, as they are there."""
+        self.shown: list[ShownValue] = []
+        """The tensors, as they are there, and numbers that are printed, and logged."""
 
     def of(self, original: Tensor, tensor: Tensor | None, watch: Watch | None) -> str:
         """The text of a tensor, or what stands for it where it is printed; its type where nobody knows its values, and
@@ -44,23 +44,45 @@ class Texts:
         return f"traced {type_text(original)}" if text is None else text
 
     def _known(self, original: Tensor, tensor: Tensor) -> str | None:
-        is_wrapped = is_wrapper_subclass(tensor) or transforms_or_duals()
-        if is_wrapped or not self._is_read() or (fake := fake_below(tensor)) is None:
+        if (fake := self._fake(tensor)) is None:
             return None
         look = Look(self._knows(original, tensor), original is tensor and isinstance(original, nn.Parameter))
-        frame: Any = sys._getframe(2)
-        while frame.f_back is not None and not is_user_file(frame.f_code.co_filename):
-            frame = frame.f_back
-        if is_shown(frame, is_kept):
-            with torch.no_grad():
-                self.shown.append((tensor.detach().clone(), look))
-            return mark(len(self.shown) - 1, type_text(fake))
+        if (text := self._shown(tensor, look, type_text(fake))) is not None:
+            return text
         contents = self._reads.contents(fake)
         if contents is None:
             return None
         with without_modes(), without_function_modes():
             shape = tuple(map(int, fake.shape)) if contents == "[]" else (1,)
             return look.text(torch.empty(shape, dtype=fake.dtype, device=fake.device), contents)
+
+    def of_item(self, tensor: Tensor | None, how: str) -> str | None:
+        """What stands for the text of the number in a tensor where it is only printed, or logged."""
+        fake = None if tensor is None or isinstance(tensor, nn.Parameter) else self._fake(tensor)
+        return None if fake is None else self._shown(tensor, NumberLook("__format__", (how,)), type_text(fake))
+
+    def of_number(self, number: Any, method: str, args: tuple[str, ...]) -> str | None:
+        """The same of a number."""
+        look = NumberLook(method, args)
+        return self._shown(number, look, look(number.node.hint)) if self._is_read() else None
+
+    def _fake(self, tensor: Tensor) -> Tensor | None:
+        """The fake of a tensor whose text may be one of values."""
+        is_wrapped = is_wrapper_subclass(tensor) or transforms_or_duals()
+        return None if is_wrapped or not self._is_read() else fake_below(tensor)
+
+    def _shown(self, value: Any, look: AnyLook, text: str) -> str | None:
+        """What stands for a text where it is only printed, or logged; ``text`` where nobody has the value."""
+        frame: Any = sys._getframe(2)
+        while frame.f_back is not None and not is_user_file(frame.f_code.co_filename):
+            frame = frame.f_back
+        if not is_shown(frame, is_kept):
+            return None
+        if isinstance(value, Tensor):
+            with torch.no_grad():
+                value = value.detach().clone()
+        self.shown.append((value, look))
+        return mark(len(self.shown) - 1, text)
 
     def _knows(self, original: Tensor, tensor: Tensor) -> str | None:
         """What a text says of autograd."""

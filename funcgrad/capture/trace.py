@@ -125,6 +125,7 @@ class Trace(Recorder):
         """Called around a ``.backward()`` of the function's; ``targets``: its ``inputs``."""
         self.questions = Questions(lambda: self.reals, self.listeners)
         self.texts = Texts(self.reads, self.questions, lambda: not (self.at_level or self.bodies.given))
+        self.symbols.floats.shown = self.texts.of_number
         self.checks: str | None = None
         self.inside_subclass = False
         self.watch: Watch | None = None  # of Python state; the recorded run compares with what the dry run met
@@ -474,10 +475,13 @@ class Trace(Recorder):
             with listening(None):
                 self.watch.begins_anew()
 
-    def text_of(self, tensor: Tensor) -> str:
+    def text_of(self, tensor: Tensor, how: str | None = None) -> str | None:
+        known = None if is_bare_functional(tensor) else self.operand(tensor)
+        if how is not None:
+            return self.texts.of_item(known, how)
         if self.ignores_requires_grad:
             raise GradientsMatter
-        return self.texts.of(tensor, None if is_bare_functional(tensor) else self.operand(tensor), self.watch)
+        return self.texts.of(tensor, known, self.watch)
 
     def late_nodes(self) -> dict[Slot, fx.Node]:
         """The inputs that are read again in backward, each with its node."""

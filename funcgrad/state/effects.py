@@ -45,7 +45,7 @@ from .hooks import can_be_hooked
 from .names import found_on, item_name, joined, steps_of, uses_of
 from .new_values import Names, New, NewObject, attributes_made, copied, is_copied, is_new
 from .output import Log, Print, Printed, effects_of
-from .shown import Look, numbers_in
+from .shown import ShownValue, numbers_in
 from .warned import Warn
 from .watch import Watch
 
@@ -172,7 +172,7 @@ class Written:
 
     ``known``: maps a tensor of the trace to the real one it stands for, if that is what a place held before.
     ``varying``: the stores of numbers that are others in other calls. ``printed``: what it printed, and
-    the tensors in it, ``shown``.
+    the tensors and numbers in it, ``shown``.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class Written:
         known: Callable[[Any], Any],
         varying: Collection[str] = (),
         printed: Sequence[Printed] = (),
-        shown: Sequence[tuple[Tensor, Look]] = (),
+        shown: Sequence[ShownValue] = (),
     ) -> None:
         self._watch, self._said, self._known, self._varying = watch, said, known, varying
         self.effects: list[Effect] = []
@@ -453,15 +453,15 @@ class Written:
         names = (path if i == 1 else f"{path}#{i}" for i in itertools.count(1))
         return next(slot for name in names if (slot := Stored(name)) not in self.stores and slot not in self.plain)
 
-    def _with_texts(self, effect: Print | Log | Warn, shown: Sequence[tuple[Tensor, Look]]) -> Print | Log | Warn:
-        """What is printed, with the tensors whose texts stand in it."""
+    def _with_texts(self, effect: Print | Log | Warn, shown: Sequence[ShownValue]) -> Print | Log | Warn:
+        """What is printed, with the tensors and numbers whose texts stand in it."""
         if isinstance(effect, Warn):
             return effect
         texts = []
         for i in numbers_in(effect.text):
-            tensor, look = shown[i]
+            value, look = shown[i]
             texts.append((self._slot(f"text {i}"), look))
-            self.stores[texts[-1][0]] = tensor
+            self.stores[texts[-1][0]] = value
         if isinstance(effect, Print):
             return Print(effect.text, tuple(texts))
         return Log(effect.logger, effect.record, tuple(texts))

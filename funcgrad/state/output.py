@@ -26,7 +26,7 @@ from attrs import frozen
 from ..slots import Stored
 from .guards import PLAIN, Constant
 from .names import is_installed, is_installed_file, is_library
-from .shown import Look, formatting, with_texts, without_marks
+from .shown import AnyLook, formatted, with_texts, without_marks
 from .warned import Warn, watch_warnings
 
 _lock = threading.Lock()
@@ -34,12 +34,12 @@ _keeping = 0
 _ends: list[Callable[[], Any]] = []
 """What takes back what was done to each stream that was standard output."""
 
-Texts = tuple[tuple[Stored, Look], ...]
+Texts = tuple[tuple[Stored, AnyLook], ...]
 
 
 @frozen
 class Print:
-    """A text is printed. ``texts``: the tensors whose texts stand in it."""
+    """A text is printed. ``texts``: the tensors and numbers whose texts stand in it."""
 
     text: str
     texts: Texts = ()
@@ -56,8 +56,8 @@ class Print:
 
 @frozen(eq=False)
 class Log:
-    """A record is given to a logger: to its filters, and then to handlers. ``texts``: the tensors whose texts stand in
-    it."""
+    """A record is given to a logger: to its filters, and then to handlers. ``texts``: the tensors and numbers whose
+    texts stand in it."""
 
     logger: logging.Logger
     record: logging.LogRecord
@@ -149,9 +149,8 @@ def _logging() -> Callable[[], Any]:
         if kept is None or is_installed_file(record.pathname):
             return original(logger, record)
         args = record.args.values() if isinstance(record.args, dict) else record.args or ()
-        if not all(type(value) in PLAIN for value in args):  # the text is of what they are now
-            with formatting(record.msg):
-                record.msg, record.args = record.getMessage(), None
+        if not all(type(value) in PLAIN for value in (record.msg, *args)):  # the text is of what they are now
+            record.msg, record.args = formatted(record), None
         if record.exc_info and record.exc_info[1] is not None:
             record.exc_info = (record.exc_info[0], record.exc_info[1].with_traceback(None), None)
         kept.append(Log(logger, record))
