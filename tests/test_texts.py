@@ -73,6 +73,27 @@ def caught(x):
     return x * 2
 
 
+def in_variables(x):
+    message = f"sum {x.sum().item():.2f}"
+    for value in x:
+        message = f"{message} {value.item():.1f}"
+        print("so far", message)
+    LOGGER.warning(message)
+    return x * 2
+
+
+def kept_in_a_variable(x):
+    message = f"sum {x.sum().item():.2f}"
+    print(message)
+    return x * 2, message
+
+
+def seen_in_a_closure(x):
+    message = f"sum {x.sum().item():.2f}"
+    print(message, (lambda: len(message))())
+    return x * 2
+
+
 def redirected(x):
     with contextlib.redirect_stdout(io.StringIO()) as own:
         print(x)
@@ -111,6 +132,7 @@ NUMBERS = {
     "a number, a message": reads(lambda v: (LOGGER.warning(v), LOGGER.warning(f"v {v:.1f}"))),
     "items for conversions": lambda x: (LOGGER.warning("%5.2f %d%% %s", *x.detach()), x * 2)[1],
     "before an error": caught,
+    "in variables": in_variables,
 }
 """A number is a symbol from its second value on."""
 READ = {
@@ -120,6 +142,8 @@ READ = {
     "measured": reads(lambda v: print(len(f"{v:.1f}"))),
     "one of two": reads(lambda v: print(f"{v:.1f}" if v else "none")),
     "of each": lambda x: (print(", ".join(str(v) for v in x)), x * 2)[1],
+    "kept in a variable": kept_in_a_variable,
+    "seen in a closure": seen_in_a_closure,
     "decides": lambda x: x * 2 if "1." in str(x) else x * 3,
     "returned": lambda x: (x * 2, f"{x * 2}"),
     "to another stream": redirected,

@@ -41,7 +41,7 @@ _TAKEN = (
     "a number that it reads of a tensor is another in each call, and is taken as one of Python's in {}. Where it goes "
     "into arithmetic, sizes or slices of tensors, read it by .item(), which is a symbol; take an item of a tensor, "
     "not of a list. What is only printed is to be formatted in the call of print, or of a logger: "
-    "print(f'{loss:.4f}'). A loop of another length is another program."
+    "print(f'{{loss:.4f}}'). A loop of another length is another program."
 )
 
 

@@ -20,13 +20,15 @@ from attrs import frozen
 
 from .code import GLOBAL
 
-_BEGINS = (*GLOBAL, "LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW", "LOAD_DEREF", "LOAD_CONST")
+_LOADS = ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW")
+_BEGINS = (*GLOBAL, *_LOADS, "LOAD_DEREF", "LOAD_CONST")
 _PASSED_OVER = ("PRECALL", "CACHE", "KW_NAMES", "PUSH_NULL", "NOP")
 _MAKES_OPTIONS = ("BUILD_MAP", "BUILD_CONST_KEY_MAP")
 """What makes the options of a call that has a ``*``, where there is no ``**``."""
-_TAKES_ONE = ("LOAD_ATTR", "LOAD_METHOD", "FORMAT_SIMPLE", "CONVERT_VALUE", "UNARY_NEGATIVE")
+_TAKES_ONE = ("LOAD_ATTR", "LOAD_METHOD", "FORMAT_SIMPLE", "CONVERT_VALUE", "UNARY_NEGATIVE", "STORE_FAST")
 _TAKES_TWO = ("BINARY_OP", "BINARY_SUBSCR", "FORMAT_WITH_SPEC")
 _TAKES_ALL = ("BUILD_STRING", "BUILD_TUPLE", "BUILD_LIST")
+_LOOK_AT_LOCALS = {"locals", "vars", "eval", "exec", "dir", "_getframe", "currentframe", "breakpoint"}
 _JUMPS = (*dis.hasjrel, *dis.hasjabs)
 _LOGS = ("debug", "info", "warning", "error", "critical", "exception")
 _WRITES = ("str", "repr", "format")
@@ -89,7 +91,7 @@ def _names_in(frame: types.FrameType) -> Iterator[Mapping[str, Any]]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _called_with_text(code: types.CodeType, at: int) -> tuple[_Callee, ...]:
+def _called_with_text(code: types.CodeType, at: int) -> frozenset[_Callee]:
     """What is called with the text that the instruction at an offset makes, by itself or within others, up to what
     puts it out; nothing where something else may be done with it."""
     steps = list(dis.get_instructions(code))
@@ -97,43 +99,78 @@ def _called_with_text(code: types.CodeType, at: int) -> tuple[_Callee, ...]:
     # what Python 3.11 has specialised calls in the instruction before
     first += first < len(steps) and steps[first].opname == "PRECALL"
     if first == len(steps):
-        return ()
-    step, called = steps[first], list[_Callee]()
+        return frozenset()
+    step, flow = steps[first], _Flow(code, steps)
     if step.opname.startswith("CALL"):
         callee, n = _callee(steps, first), step.arg or 0
-        if callee is None or callee.prints:
-            return (callee,) if callee is not None and _has_plain_options(code, steps, first) else ()
-        if step.opname != "CALL" or not (callee.is_text_of(n) or (callee.writes and n <= 2)):
-            return ()
-        called.append(callee)
+        if callee is not None and callee.prints:
+            return frozenset({callee}) if flow.has_plain_options(first) else frozenset()
+        if callee is None or step.opname != "CALL" or not (callee.is_text_of(n) or (callee.writes and n <= 2)):
+            return frozenset()
+        flow.called.add(callee)
     elif not _formats(step):
-        return ()
-    above = 0  # of the text, on the stack
-    for i, step in enumerate(steps[first + 1 :], first + 1):
-        if step.is_jump_target or step.opcode in _JUMPS:
-            return ()
-        if step.opname in _PASSED_OVER:
-            continue
-        taken, left = _effect(step)
-        if taken is None:
-            return ()
-        if taken <= above:
-            above += left - taken
-            continue
-        if step.opname.startswith("CALL"):
-            callee, n = _callee(steps, i), (step.arg or 0)
-            is_argument = above < n + (step.opname == "CALL_KW")
-            if callee is None or not is_argument:
-                return ()
-            called.append(callee)
-            if callee.prints or (callee.logs and n == 1):
-                return tuple(called) if callee.logs or _has_plain_options(code, steps, i) else ()
-            if step.opname != "CALL" or not callee.is_text_of(n):
-                return ()
-        elif step.opname != "BUILD_STRING" and not (above == 0 and _is_plain(step)):
-            return ()
-        above = 0
-    return ()
+        return frozenset()
+    return frozenset(flow.called) if flow.is_put_out(first) else frozenset()
+
+
+class _Flow:
+    """What becomes of one text in one code object. ``called``: what is called with it."""
+
+    def __init__(self, code: types.CodeType, steps: Sequence[dis.Instruction]) -> None:
+        self._code, self._steps = code, steps
+        self._variables = set[str]()
+        self.called = set[_Callee]()
+
+    def is_put_out(self, at: int) -> bool:
+        """Whether a text that lies on the stack after an instruction is only put into others, and put out."""
+        above = 0  # of the text, on the stack
+        for i, step in enumerate(self._steps[at + 1 :], at + 1):
+            if step.is_jump_target or step.opcode in _JUMPS:
+                return False
+            if step.opname in _PASSED_OVER:
+                continue
+            taken, left = _effect(step)
+            if taken is None:
+                return False
+            if taken <= above:
+                above += left - taken
+                continue
+            if step.opname == "STORE_FAST":
+                return self._variable_is_put_out(step.argval)
+            if step.opname.startswith("CALL"):
+                callee, n = _callee(self._steps, i), (step.arg or 0)
+                is_argument = above < n + (step.opname == "CALL_KW")
+                if callee is None or not is_argument:
+                    return False
+                self.called.add(callee)
+                if callee.prints or (callee.logs and n == 1):
+                    return callee.logs or self.has_plain_options(i)
+                if step.opname != "CALL" or not callee.is_text_of(n):
+                    return False
+            elif step.opname != "BUILD_STRING" and not (above == 0 and _is_plain(step)):
+                return False
+            above = 0
+        return False
+
+    def _variable_is_put_out(self, name: str) -> bool:
+        """The same of a text that is stored in a local variable: by all that reads the variable."""
+        if name in self._variables:  # a text into which it was put before
+            return True
+        self._variables.add(name)
+        of_it = [(i, s) for i, s in enumerate(self._steps) if s.opname.startswith("LOAD_FAST") and name in _names(s)]
+        is_plain = all(step.opname in _LOADS for _, step in of_it) and _LOOK_AT_LOCALS.isdisjoint(self._code.co_names)
+        return is_plain and all(self.is_put_out(i) for i, _ in of_it)
+
+    def has_plain_options(self, at: int) -> bool:
+        """Whether a call names all options that it has, and no ``file``."""
+        constants = self._code.co_consts
+        names = [name for value in constants for name in (value if isinstance(value, tuple) else (value,))]
+        takes_options = self._steps[at].opname == "CALL_FUNCTION_EX" and bool((self._steps[at].arg or 0) & 1)
+        return "file" not in names and (not takes_options or self._steps[at - 1].opname in _MAKES_OPTIONS)
+
+
+def _names(step: dis.Instruction) -> tuple[Any, ...]:
+    return step.argval if isinstance(step.argval, tuple) else (step.argval,)
 
 
 def _formats(step: dis.Instruction) -> bool:
@@ -183,10 +220,3 @@ def _callee(steps: Sequence[dis.Instruction], at: int) -> _Callee | None:
 
 def _start(where: dis.Positions | None) -> tuple[int | None, ...]:
     return (None,) if where is None else (where.lineno, where.col_offset)
-
-
-def _has_plain_options(code: types.CodeType, steps: Sequence[dis.Instruction], at: int) -> bool:
-    """Whether a call names all options that it has, and no ``file``."""
-    names = [name for value in code.co_consts for name in (value if isinstance(value, tuple) else (value,))]
-    takes_options = steps[at].opname == "CALL_FUNCTION_EX" and bool((steps[at].arg or 0) & 1)
-    return "file" not in names and (not takes_options or steps[at - 1].opname in _MAKES_OPTIONS)
