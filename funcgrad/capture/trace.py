@@ -19,11 +19,10 @@ from ..levels import below_levels
 from ..options import BackwardAutocast, Randomness
 from ..slots import Cotangent, Input, Late, Slot
 from ..state.effects import Written
-from ..state.guards import Guard, Place
+from ..state.guards import Place
 from ..state.hooks import listening
 from ..state.lines import user_line
 from ..state.output import Printed, keeping, put_out_again
-from ..state.state import holding
 from ..state.watch import Watch
 from ..subclasses import Wrapping, inner_tensors, is_traced, parts
 from ..tags import Tag, tag
@@ -445,35 +444,6 @@ class Trace(Recorder):
         with listening(None), without_function_modes():
             said, shown = self.watch.said, self.texts.shown
             return Written(self.watch, said, lambda t: reals.get(id(t), t), self.varying, self.printed, shown)
-
-    @contextlib.contextmanager
-    def again(self, guards: Sequence[Guard], happened: bool | None = None) -> Iterator[None]:
-        """Around a pass that runs once more: these guards hold. ``happened``: of the forward pass of a pullback,
-        whether what it writes to Python state happened when the function was called, so that it is taken back: what
-        comes next reads, and writes to, what is there now."""
-        assert self.watch is not None
-        before, self.numbers_put = self.numbers_put, ()
-        with contextlib.ExitStack() as stack:
-            with listening(None):
-                changed = stack.enter_context(holding(guards))
-            try:
-                yield
-                if happened or changed:
-                    del self.printed[:], self.texts.shown[:]
-                    with listening(None):
-                        self.written().undo()
-            finally:
-                with listening(None):
-                    if happened is not None or changed:
-                        self.watch.put_back(self.numbers_put)
-                        self.numbers_put = ()
-                    stack.close()
-        self.numbers_put = (*before, *self.numbers_put)
-        self.runs_again = self.runs_again or bool(happened)
-        self.writes.n_again = self.writes.number_of(self.inputs)
-        if happened or changed:
-            with listening(None):
-                self.watch.begins_anew()
 
     def text_of(self, tensor: Tensor, how: str | None = None) -> str | None:
         known = None if is_bare_functional(tensor) else self.operand(tensor)

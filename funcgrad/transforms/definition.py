@@ -22,6 +22,7 @@ from torch.autograd.graph import get_gradient_edge
 from .. import refusals
 from ..autograd_state import has_history, is_leaf
 from ..capture.inner import Inner
+from ..capture.runs_again import running_again
 from ..capture.trace import active_trace
 from ..errors import ArgumentError, AuxError, NonDifferentiableArgumentError, NonScalarOutputError
 from ..slots import Arg, Grad, Out, Slot
@@ -325,7 +326,7 @@ class Pullback:
             variables = list(values)
             for i in self.wrt:
                 variables[i] = _variable(variables[i], str(slots[i]))
-            with trace.again(self.inner.facts.state.guards, happened=traced):
+            with running_again(trace, self.inner.facts.state.guards, happened=traced):
                 ran = self.inner.run(*variables, again=True)
                 outs = dict(ran.outs)
                 with without_function_modes():  # what was returned, not what has come to stand for it (t_)

@@ -17,6 +17,7 @@ from .. import refusals
 from ..capture.autocast import Autocast, autocast_as
 from ..capture.capture_sources import Origin
 from ..capture.inner import Inner
+from ..capture.runs_again import running_again
 from ..capture.trace import active_trace
 from ..capture.views import is_dense
 from ..generators import Drawn
@@ -364,7 +365,7 @@ PURE = (Pure, _OfPure)
 def _again(guards: Sequence[Guard]) -> contextlib.AbstractContextManager[None]:
     """See ``Trace.again``."""
     trace = active_trace()
-    return contextlib.nullcontext() if trace is None else trace.again(guards)
+    return contextlib.nullcontext() if trace is None else running_again(trace, guards)
 
 
 def require_repeatable(graph: Graph, both: bool = False) -> None:

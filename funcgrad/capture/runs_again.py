@@ -1,0 +1,41 @@
+"""A pass of a compiled function runs once more while another function is traced: the forward pass of a pullback."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+from ..state.guards import Guard
+from ..state.hooks import listening
+from ..state.state import holding
+from .trace import Trace
+
+
+@contextlib.contextmanager
+def running_again(trace: Trace, guards: Sequence[Guard], happened: bool | None = None) -> Iterator[None]:
+    """Around a pass that runs once more: these guards hold. ``happened``: of the forward pass of a pullback,
+    whether what it writes to Python state happened when the function was called, so that it is taken back: what
+    comes next reads, and writes to, what is there now."""
+    assert trace.watch is not None
+    before, trace.numbers_put = trace.numbers_put, ()
+    with contextlib.ExitStack() as stack:
+        with listening(None):
+            changed = stack.enter_context(holding(guards))
+        try:
+            yield
+            if happened or changed:
+                del trace.printed[:], trace.texts.shown[:]
+                with listening(None):
+                    trace.written().undo()
+        finally:
+            with listening(None):
+                if happened is not None or changed:
+                    trace.watch.put_back(trace.numbers_put)
+                    trace.numbers_put = ()
+                stack.close()
+    trace.numbers_put = (*before, *trace.numbers_put)
+    trace.runs_again = trace.runs_again or bool(happened)
+    trace.writes.n_again = trace.writes.number_of(trace.inputs)
+    if happened or changed:
+        with listening(None):
+            trace.watch.begins_anew()
