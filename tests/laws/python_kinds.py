@@ -207,7 +207,7 @@ RESULTS = ("y", "y", "y", "y, 2", "{'y': y, 'x': x}", "[y, (y.sum(),)]", "Result
 """What a program returns, if it is not asked for state too."""
 
 PRELUDE = """
-import collections, contextlib, contextvars, copy, dataclasses, enum, functools, inspect, itertools
+import collections, contextlib, contextvars, copy, dataclasses, enum, functools, inspect, io, itertools
 import logging, math, operator, os, random, sys, threading, time, types, weakref
 import attrs
 import numpy as np

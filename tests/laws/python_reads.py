@@ -185,6 +185,28 @@ def _asking(uses: tuple[str, ...], conditions: tuple[str, ...] = CONDITIONS) -> 
     return tuple(use.replace("&", condition) for use in uses for condition in conditions)
 
 
+_SHOWN = (
+    "print(y)", "print('y', [y, {'a': x}], x.shape, sep='|')", "print(f'{y.sum() + 0.037:.1f}', end=' ')",
+    "print(f'{y.sum().item():8.2f} of {y.numel()}: {x.max().item()!r}')",
+    "print('{:.3f} {} {a!r}'.format(y.sum().item(), 2, a=x.sum().item()))",
+    "v = y.sum().item()\nprint('v', v, [v, -v], round(v, 1), f'{v + 1:.2e}')", "print(str(y.sum().item()), repr(x))",
+    "log$.error('%.2f %s %d%%', y.sum().item(), x, 3)", "log$.error(f'y {y.sum():.2f}')", "log$.error(y)",
+    "log$.info(f'n {y.sum().item()}')", "log$.warning('y %8.3f', x.sum())",
+    "text = f'{y.sum().item():.1f}'\nprint(text)\nlog$.error(text)",
+    "text = ''\nfor v in y.detach().flatten():\n    text = f'{text} {v.item():.1f}'\nprint(text)",
+    "text = f'{(y > 0.037).sum().item()}'\nprint(text)\ny = y * len(text)",
+    "text = f'{(y > 0.037).sum().item()}'\ndef told():\n    return text * 2\nprint(text, told())",
+    "print(f'{(y > 0.037).sum().item()}' if (y > 0.037).any() else 'none')", "print(len(f'{y.sum().item() + 2:.1f}'))",
+    "print(f'{(y > 0.037).sum().item()!s:>4}|{f\'{y.sum().item():.1f}\':>8}')",
+    "with contextlib.redirect_stdout(io.StringIO()) as own:\n    print((y > 0.037).sum().item())\nprint(own.getvalue()[::-1])",
+    "try:\n    print(f'{y.sum().item():.1f} {1 / 0}')\nexcept ZeroDivisionError:\n    print('caught', y.max().item())",
+    "print(f'{@.n} {y.sum():.1f} {@.a:.3f}')\n@.n += 1", "print(*[f'{v:.1f}' for v in y.detach().flatten()])",
+    "if (y > 0.037).any():\n    print(f'{y.sum().item():.1f}')",
+    "print(f'{y.sum().item():.1f}', file=sys.stdout)", "print(f'{y:.1f}')", "print(f'{x.sum()}', f'{y}')",
+    "with torch.no_grad():\n    x.add_(0.5)\nprint(x, f'{x.sum():.2f}')", "y.register_hook(lambda g: print('g', g)) and 0",
+)  # fmt: skip
+"""What is printed, and logged, and what else is done with texts."""
+
 READS = (
     Kind("branch", "x", "", reads=_asking(CONDITION_USES), changes=_INPUTS, weight=3),
     Kind("number", "x", "", numbers=_NUMBERS, changes=_INPUTS, weight=2),
@@ -192,6 +214,19 @@ READS = (
     Kind("mask", "x", "", reads=_MASKS, changes=_INPUTS, weight=2),
     Kind("size", "x", "", reads=_SIZES, changes=_INPUTS, weight=2),
     Kind("refusal of PyTorch's", "x", "", reads=_PYTORCH_REFUSES, changes=_INPUTS),
+    Kind(
+        "text", "shown$",
+        """
+class ToOutput$(logging.Handler):
+    def emit(self, record): sys.stdout.write(self.format(record) + chr(10))
+class Shown$:
+    def __init__(self): self.a, self.n = 1.5, 0
+shown$ = Shown$()
+log$ = logging.getLogger('fuzz_shown_$')
+log$.handlers, log$.propagate = [ToOutput$(logging.WARNING)], False
+""",
+        reads=_SHOWN, changes=(*_INPUTS, "@.a = 2.5", "@.n = 7"),
+    ),
     Kind("draw", "torch", "", reads=_DRAWS, changes=("torch.manual_seed(11)", "torch.rand(2)", *_INPUTS)),
     Kind(
         "buffer", "stats$",
