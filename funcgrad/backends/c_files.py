@@ -20,9 +20,10 @@ from .c import Function, is_worth_threads, may_be_parallel, print_kernel, size_a
 from .c_language import HOW, PRELUDE, STORED
 
 _FEW = 64
-"""Elements of a kernel in which there is nothing to vectorise: the compiler need not try."""
+"""Elements of a kernel that need not be unrolled. With less effort than -O2, GCC leaves sums and strided loads of loops
+that are to be vectorised as they are, one element at a time."""
 
-_SMALL = f"{HOW}-O1\n"
+_SMALL = f"{HOW}-O2\n"
 
 _Place = tuple[str, int, int]
 """Memory: an argument or the arena, and the bytes in it."""
