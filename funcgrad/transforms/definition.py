@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from .. import refusals
-from ..autograd_state import has_history, is_leaf
+from ..autograd_state import has_dead_end, has_history, is_leaf
 from ..capture.inner import Inner
 from ..capture.trace import active_trace
 from ..errors import ArgumentError, AuxError, NonDifferentiableArgumentError, NonScalarOutputError
@@ -338,6 +338,10 @@ class Pullback:
             with _backward_pass(traced) as mark:
                 seeds = [mark(t) for _, t in pairs]
                 targets = [variables[i] for i in self.wrt]
+                if not differentiable and all(map(is_leaf, targets)) and has_dead_end([edge.node for edge in edges]):
+                    # eager PyTorch runs that, too, which may find that what it saved was written to
+                    torch.autograd.backward(edges, seeds)
+                    return tuple(target.grad for target in targets)
                 return torch.autograd.grad(edges, targets, seeds, create_graph=differentiable, allow_unused=True)
 
     def _by_torch_func(self, values: Sequence[Any], cotangents: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
