@@ -446,10 +446,10 @@ class Trace(Recorder):
             return Written(self.watch, said, lambda t: reals.get(id(t), t), self.varying, self.printed, shown)
 
     @contextlib.contextmanager
-    def again(self, guards: Sequence[Guard], happened: bool | None = None) -> Iterator[None]:
-        """Around a pass that runs once more: these guards hold. ``happened``: of the forward pass of a pullback,
-        whether what it writes to Python state happened when the function was called, so that it is taken back: what
-        comes next reads, and writes to, what is there now."""
+    def again(self, guards: Sequence[Guard], happened: bool = False) -> Iterator[None]:
+        """Around a pass that runs once more: these guards hold. ``happened``: what it writes to Python state happened
+        when the function was called, as of the forward pass of a pullback, so that it is taken back: what comes next
+        reads, and writes to, what is there now."""
         assert self.watch is not None
         before, self.numbers_put = self.numbers_put, ()
         with contextlib.ExitStack() as stack:
@@ -463,12 +463,12 @@ class Trace(Recorder):
                         self.written().undo()
             finally:
                 with listening(None):
-                    if happened is not None or changed:
+                    if happened or changed:
                         self.watch.put_back(self.numbers_put)
                         self.numbers_put = ()
                     stack.close()
         self.numbers_put = (*before, *self.numbers_put)
-        self.runs_again = self.runs_again or bool(happened)
+        self.runs_again = self.runs_again or happened
         self.writes.n_again = self.writes.number_of(self.inputs)
         if happened or changed:
             with listening(None):

@@ -325,7 +325,7 @@ class Pullback:
             variables = list(values)
             for i in self.wrt:
                 variables[i] = _variable(variables[i], str(slots[i]))
-            with trace.again(self.inner.facts.state.guards, happened=traced):
+            with trace.again(self.inner.facts.state.guards, happened=True):
                 ran = self.inner.run(*variables, again=True)
                 outs = dict(ran.outs)
                 with without_function_modes():  # what was returned, not what has come to stand for it (t_)
