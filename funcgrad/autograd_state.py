@@ -148,6 +148,15 @@ def is_dead_end(tensor: torch.Tensor) -> bool:
     return not any(hasattr(node, "variable") for node in nodes_below([tensor]))
 
 
+def has_dead_end(ends: Sequence[Any]) -> bool:
+    """Whether a backward pass that starts at these nodes runs some that lead to no leaf, which ``autograd.grad`` passes
+    over."""
+    leads: dict[Any, bool] = {}
+    for node in reversed(ends_above(ends)):
+        leads[node] = hasattr(node, "variable") or any(leads[n] for n, _ in node.next_functions if n is not None)
+    return not all(leads.values())
+
+
 def depends_on(tensors: Sequence[torch.Tensor], source: torch.Tensor) -> bool:
     """Whether some tensors were computed from another, as autograd knows."""
     return source.grad_fn in nodes_below([t for t in tensors if has_history(t)])

@@ -4,6 +4,7 @@ PyTorch."""
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import threading
 import weakref
@@ -27,6 +28,28 @@ def apart(x, y):
 def joined(x, y):
     h = x * y
     return h * 2, h.exp(), y * y
+
+
+def of_a_sum(x, y):
+    """The nodes that lead to all of these save nothing."""
+    h = x + y
+    return h.sum(), h.view(3, 1).mean(), h * x
+
+
+class Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.scale = 2
+        return x + y * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, gradient * ctx.scale
+
+
+def of_a_custom_sum(x, y):
+    h = Sum.apply(x, y)
+    return h, h.sum(), h.exp()
 
 
 def saves_nothing(x, y):
@@ -89,9 +112,9 @@ def test_none_where_a_backward_pass_does_not_come(f):
 @pytest.mark.parametrize(
     "passes", [[[0], [1]], [[1], [0]], [[0, 2], [1]], [[2], [0, 1]], [[2], [0, 1], [0, 1]], [[0], [0]]]
 )
-@pytest.mark.parametrize("f", [apart, joined])
+@pytest.mark.parametrize("f", [apart, joined, of_a_sum, of_a_custom_sum])
 def test_one_backward_pass_after_the_other(f, passes):
-    """Those that have something in common raise, as the graph is freed; others go on."""
+    """Those that need what another one has freed raise; others go on."""
     torch.testing.assert_close(gradients(fg.jit(f), *passes), gradients(f, *passes))
 
 
@@ -111,6 +134,42 @@ def test_a_value_that_is_written_to_between_two():
         first.sum().backward()
 
 
+class Heads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.a(x * 2).sum(), self.b(x.exp()).sum()
+
+
+def test_a_step_for_one_head_between_two_passes():
+    """It writes to what the other pass does not need."""
+    model, found = Heads(), []
+    before = copy.deepcopy(model.state_dict())
+    for f in (model, fg.jit(model)):
+        model.load_state_dict(before)
+        x = torch.ones(3, 2, requires_grad=True)
+        first, second = f(x)
+        first.backward()
+        with torch.no_grad():
+            model.a.weight.sub_(model.a.weight.grad)
+        second.backward()
+        found.append(x.grad)
+    torch.testing.assert_close(*found)
+
+
+def test_what_no_later_pass_reads_is_not_kept():
+    x, y = torch.rand(2, 1000, requires_grad=True).unbind()
+    h, s = fg.jit(lambda x, y: (x + y, (x.exp() * y).sin()))(x, y)
+    node = h.grad_fn
+    h.sum().backward()
+    assert sum(v.untyped_storage().nbytes() for v in node.left[0]) >= 8000
+    s.sum().backward()
+    assert sum(v.untyped_storage().nbytes() for v in node.left[0]) < 100
+    h.sum().backward()
+
+
 def test_a_history_that_no_result_leads_to():
     """A backward pass leaves it as it is, for the caller to go back through."""
     for f in (lambda h, y: h.detach() * y, fg.jit(lambda h, y: h.detach() * y)):
@@ -122,14 +181,6 @@ def test_a_history_that_no_result_leads_to():
 
 
 def test_heads_of_a_model():
-    class Heads(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(2, 2), nn.Linear(2, 2)
-
-        def forward(self, x):
-            return self.a(x), self.b(x)
-
     model = Heads()
     fg.jit(model)(torch.ones(1, 2))[0].sum().backward()
     assert model.a.weight.grad is not None and model.b.weight.grad is None

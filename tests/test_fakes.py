@@ -284,3 +284,16 @@ def test_views_of_functional_tensors(name):
     torch.testing.assert_close(
         fg.grad_compiled(lambda x: f(x).sin().sum(), backend="aten")(x), expected, rtol=0, atol=1e-12
     )
+
+
+@pytest.mark.parametrize("loss", ["mse_loss", "smooth_l1_loss", "huber_loss"])
+def test_the_mean_of_no_losses(loss):
+    x, y = torch.randn(0), torch.randn(0)
+
+    def f(x):
+        return getattr(torch.nn.functional, loss)(x, y)
+
+    for transform in (fg.grad_compiled, fg.hessian_compiled):
+        assert transform(f)(x).shape == getattr(torch.func, transform.__name__.removesuffix("_compiled"))(f)(x).shape
+    out, _ = fg.linearize_compiled(f, x)
+    assert out.isnan() and f(x).isnan()

@@ -240,3 +240,45 @@ def test_a_function_that_exchanges_more_than_values_at_a_level():
     x = leaf()
     changed(x).backward()
     torch.testing.assert_close(x.grad, 8 * x.detach() * 3)
+
+
+class Swapped:
+    """Two tensors that each call lets change places, read in a backward pass that reads the gradient it is given."""
+
+    def __init__(self):
+        self.a, self.b = (torch.tensor([1.0, n], requires_grad=True) for n in (2, 5))
+        state = self
+
+        class Read(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x * 2
+
+            @staticmethod
+            def backward(ctx, g):
+                return g * state.a.detach() * (1 if g.sum() > 0 else 3)
+
+        self.read = Read.apply
+
+    def __call__(self, x):
+        y = self.read(x * self.a) * self.b
+        self.a, self.b = self.b, self.a
+        return y.sum()
+
+
+@pytest.mark.parametrize("between", [lambda s: None, lambda s: setattr(s, "a", torch.ones(2, requires_grad=True))])
+@pytest.mark.parametrize("again", [False, True], ids=["once", "twice"])
+def test_tensors_that_changed_places(again, between):
+    found = []
+    for way in (lambda f: f, fg.jit):
+        state = Swapped()
+        compiled, seen = way(state.__call__), []
+        for sign in (1, -1):
+            x = torch.tensor([0.5, -0.7], requires_grad=True)
+            y = compiled(x)
+            between(state)
+            first = torch.autograd.grad(y * sign, [x, state.b], create_graph=again)
+            second = torch.autograd.grad((first[0] ** 2).sum(), [state.b]) if again else ()
+            seen += [y.detach(), *first, *second, state.a, state.b]
+        found.append(seen)
+    torch.testing.assert_close(*found)

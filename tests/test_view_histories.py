@@ -404,3 +404,45 @@ def test_a_second_derivative_of_what_was_restrided():
         (first,) = torch.autograd.grad((other**2).sum() + (z * numbers(2)).sum(), x, create_graph=True)
         found.append(torch.autograd.grad((first**2).sum(), x)[0])
     torch.testing.assert_close(*found)
+
+
+# ── what leads to no leaf is run, too, and may find that what it saved was written to ────────────────────────────
+
+
+def of_an_untold_view(x, y):
+    with torch.no_grad():
+        v = x.reshape(-1)
+    out = v.sin()
+    with torch.no_grad():
+        x[:1].mul_(5)
+    return (out,)
+
+
+def beside_what_leads_to_a_leaf(x, y):
+    return (of_an_untold_view(x, y)[0] + y * 2,)
+
+
+def counted_of_an_untold_view(x, y):
+    with torch.no_grad():
+        v = x.reshape(-1)
+    out = CountBackward.apply(v, v.detach())
+    with torch.no_grad():
+        x[:1].mul_(5)
+    return (out,)
+
+
+def written_by_another_backward(x, y):
+    first = CountBackward.apply(x, x.detach())
+    with torch.no_grad():
+        v = x.squeeze()
+    return first, CountBackward.apply(v, v.detach())
+
+
+@pytest.mark.parametrize(
+    "f", [of_an_untold_view, beside_what_leads_to_a_leaf, counted_of_an_untold_view, written_by_another_backward]
+)
+def test_what_leads_to_no_leaf_raises_as_in_eager(f):
+    case = Case(lambda: (leaf() * 1 if f is written_by_another_backward else leaf(), leaf()), f)
+    expected, found = run(case, lambda f: f), run(case, fg.jit)
+    assert expected.stages["backward"] == found.stages["backward"] == "raises"
+    assert found.refused is None and difference(expected, found) is None

@@ -11,7 +11,7 @@ import torch
 from attrs import define
 from torch import Tensor, fx
 
-from ..autograd_state import ends_above, has_history, is_dead_end, leaves_below, python_node_below
+from ..autograd_state import ends_above, has_dead_end, has_history, leaves_below, python_node_below
 from ..errors import FuncgradError
 from ..graphs import value_of
 from ..slots import Base, Final, Grad, Out, Slot, Without
@@ -153,11 +153,12 @@ def gradients(
     outs: Sequence[Tensor], targets: Sequence[Tensor], seeds: Sequence[Tensor], keeps_graph: bool
 ) -> Sequence[Tensor | None]:
     """The gradients of leaves. ``autograd.grad`` runs only what leads to a target; where there is more (the caller's
-    Python, which may have effects, or another leaf), all of it runs, as in ``backward()``."""
+    Python, which may have effects, another leaf, what leads nowhere and may find that what it saved was written to),
+    all of it runs, as in ``backward()``."""
     known = {id(target) for target in targets}
     more = (
         python_node_below(outs)
-        or any(map(is_dead_end, outs))
+        or has_dead_end([out.grad_fn for out in outs])
         or not all(id(leaf) in known for leaf in leaves_below(outs))
     )
     if not more:

@@ -123,6 +123,8 @@ class Inner:
         with here:
             opening = Opening(trace.watch) if self.facts.opens else None
             leaves, tree, paths = flatten_result(self.definition(*args, **kwargs), containers, opening)
+            written = trace.written()
+            own = {slot: trace.named(value) for slot, value in (written.plain | written.stores).items()}
         for handle in handles:
             handle.remove()
         require_visible(leaves, paths, tree, trace.watch.knows if self.facts.state.effects else None)
@@ -133,11 +135,9 @@ class Inner:
                 raise refusals.MEMORY_IN_TWO_RUNS(slot, where=str(slot))
         self._require_same_gradients(trace.lineage, seen, gradients)
         handing.require_all()
-        written = trace.written()
         _require_same_effects(trace.watch, written.effects)
-        stored = written.plain | written.stores
         owners: dict[Any, Any] = {**seen, **results_by_slot(leaves, paths, slot_of, self.out_slot)}
-        leaves += [self._given(trace, slot, owners, stored) for slot in self.facts.given]
+        leaves += [self._given(trace, slot, owners, own) for slot in self.facts.given]
         paths = [*paths, *map(str, self.facts.given)]
         outputs, bases = look_at_outputs(leaves, paths, slot_of, trace.lineage, self.named, is_base)
         varies = bool(self.inputs.sizes) or self.inputs.has_symbols_for_sizes
@@ -238,7 +238,7 @@ class Inner:
         if isinstance(slot, Stored):
             if slot not in stored:
                 raise refusals.STORE_IN_TWO_RUNS(slot.name, where=slot.name)
-            return kept_apart(trace.named(stored[slot]), self.splits, trace.lineage)  # type: ignore[no-any-return]
+            return kept_apart(stored[slot], self.splits, trace.lineage)  # type: ignore[no-any-return]
         return (
             trace.lineage.given(seen[slot.of])
             if isinstance(slot, NewMemory)

@@ -14,7 +14,7 @@ from ..autograd_state import ends_above, has_history
 from ..graphs import Passage, Write, is_constant_gradient, last_node
 from ..joint import Told
 from ..slots import Slot
-from ..torch_private.autograd import custom_function_of, running_node
+from ..torch_private.autograd import custom_function_of, is_freed, running_node
 from ..torch_private.functional import FunctionalTensor
 from .listeners import Listeners
 
@@ -30,7 +30,8 @@ class Passages:
     _node_of: Callable[[Tensor], fx.Node | None]
     _found: dict[Any, Passage]
     together: dict[Slot, frozenset[Slot]]
-    """For each output those from which a backward pass runs some of the same nodes; nothing where all do."""
+    """For each output those from which a backward pass runs some of the same nodes of which it frees something;
+    nothing where all do."""
     reached: dict[Slot, frozenset[Slot]]
     """The inputs to which some of the outputs do not lead, each with those that do."""
     told: Told
@@ -73,7 +74,7 @@ class Passages:
         def passage(node: Any) -> Passage:
             return Passage(named(outs[node], False), named(inputs[node], True))
 
-        shared = {named(mask, False) for node, mask in outs.items() if not hasattr(node, "variable")}
+        shared = {named(mask, False) for node, mask in outs.items() if is_freed(node)}
         together = {slot: frozenset[Slot]().union(*(own for own in shared if slot in own)) for slot in slots[0]}
         differ = any(len(own) < len(ends) for own in together.values())
         led_to = dict.fromkeys((slot for slot, _ in targets), frozenset[Slot]())

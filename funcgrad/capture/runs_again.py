@@ -12,10 +12,10 @@ from .trace import Trace
 
 
 @contextlib.contextmanager
-def running_again(trace: Trace, guards: Sequence[Guard], happened: bool | None = None) -> Iterator[None]:
-    """Around a pass that runs once more: these guards hold. ``happened``: of the forward pass of a pullback,
-    whether what it writes to Python state happened when the function was called, so that it is taken back: what
-    comes next reads, and writes to, what is there now."""
+def running_again(trace: Trace, guards: Sequence[Guard], happened: bool = False) -> Iterator[None]:
+    """Around a pass that runs once more: these guards hold. ``happened``: what it writes to Python state happened when
+    the function was called, as of the forward pass of a pullback, so that it is taken back: what comes next reads, and
+    writes to, what is there now."""
     assert trace.watch is not None
     before, trace.numbers_put = trace.numbers_put, ()
     with contextlib.ExitStack() as stack:
@@ -29,12 +29,12 @@ def running_again(trace: Trace, guards: Sequence[Guard], happened: bool | None =
                     trace.written().undo()
         finally:
             with listening(None):
-                if happened is not None or changed:
+                if happened or changed:
                     trace.watch.put_back(trace.numbers_put)
                     trace.numbers_put = ()
                 stack.close()
     trace.numbers_put = (*before, *trace.numbers_put)
-    trace.runs_again = trace.runs_again or bool(happened)
+    trace.runs_again = trace.runs_again or happened
     trace.writes.n_again = trace.writes.number_of(trace.inputs)
     if happened or changed:
         with listening(None):

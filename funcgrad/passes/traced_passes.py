@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 
 from ..graphs import Graph, absent_in, ancestors, copy_nodes, has_effect, verify
 from ..joint import Told
-from ..slots import Slot, Without, inner_path, inner_slot, outer_slot
+from ..slots import Final, Slot, Without, inner_path, inner_slot, outer_slot
 from .symbolic_zeros import without
 
 
@@ -32,6 +32,15 @@ class TracedPasses:
         ``unasked`` inputs (see ``symbolic_zeros.without``)."""
         own = self._pass(self.told.traced_for(absent))
         return without(own, absent, unasked) if absent or unasked else own
+
+    def reads_without(self, absent: Collection[Slot]) -> frozenset[Slot] | None:
+        """What passes from other outputs than the ``absent`` ones read of what was saved; None where that depends on
+        which they come from."""
+        if self.told or any(isinstance(slot, Final) for slot in self.outs) or any(map(has_effect, self.graph.fx.nodes)):
+            return None
+        graph = self.half(absent)
+        pairs = zip(graph.signature.ins, graph.placeholders, strict=True)
+        return frozenset(outer_slot(slot) for slot, node in pairs if node.users)
 
     def _pass(self, absent: frozenset[Slot]) -> Graph:
         """One of the passes that were traced."""

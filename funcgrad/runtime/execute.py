@@ -26,7 +26,7 @@ from ..capture.views import Step
 from ..errors import FuncgradError
 from ..generators import Drawn, OwnDraws, mark_of, own_draws, state_of
 from ..passes.traced_passes import TracedPasses
-from ..slots import Final, Grad, Late, Slot
+from ..slots import Cotangent, Final, Grad, Late, Slot
 from ..state.late import Left
 from ..subclasses import Wrapping
 from ..torch_private.autograd import (
@@ -74,7 +74,8 @@ class Differentiable:
     """What backward may give, in some of its passes."""
     cotangents: Mapping[Slot, CotangentLayout]
     together: Mapping[Slot, frozenset[Slot]]
-    """For each of these outputs those from which a backward pass has something in common; nothing where all have."""
+    """For each of these outputs those from which a backward pass finds something freed that one from it frees;
+    nothing where that are all."""
     reached: Mapping[Slot, frozenset[Slot]]
     """The inputs to which some of them do not lead, each with those that do."""
     has_effects: bool
@@ -116,6 +117,7 @@ class Differentiable:
         return _Positions.of(self)
 
     _halves: Halves = field(factory=Halves, init=False)
+    _read: dict[frozenset[int], frozenset[Slot] | None] = field(factory=dict, init=False)
     called: threading.local = field(factory=threading.local, init=False)
     """The node of the call that runs in a thread."""
 
@@ -141,6 +143,18 @@ class Differentiable:
             return self.backward
         key = frozenset(s for s, here in zip(self.cotangents, arrived, strict=True) if not here), unasked
         return self._halves.found(key, self.narrowed, self.name)
+
+    def without_values(self, gone: frozenset[int], kept: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """What was saved, without the values that no pass from other outputs than these reads."""
+        if gone not in self._read:
+            absent = [slot for i, slot in enumerate(self.cotangents) if i in gone]
+            self._read[gone] = None if self.passes is None else self.passes.reads_without(absent)
+        read, slots = self._read[gone], self.at.kept_slots
+        if read is None:
+            return list(kept)
+        is_read = [i >= len(slots) or slots[i] in read for i in range(len(kept))]
+        # of the others a pass may read sizes
+        return [v if v is None or is_read[i] else v.new_empty(()).expand(v.shape) for i, v in enumerate(kept)]
 
     def unreached(self, incoming: Sequence[Tensor | None]) -> list[int]:
         """The inputs to which a backward pass with these gradients of outputs does not come."""
@@ -194,6 +208,8 @@ class _Positions:
     n_outs: int
     differentiable: tuple[int, ...]
     kept: tuple[int, ...]
+    kept_slots: tuple[Slot, ...]
+    """These, and what forward saves beside its outputs."""
     gradients: tuple[int, ...]
     """The inputs that may get one."""
     late: tuple[int, ...]
@@ -207,7 +223,7 @@ class _Positions:
     watched_inputs: tuple[tuple[int, int], ...]
     watched_outs: tuple[int, ...]
     together: tuple[frozenset[int], ...]
-    """For each differentiable output those, by number, whose backward passes have something in common with its own."""
+    """For each differentiable output those, by number, whose backward passes find something freed after its own."""
     reached: Mapping[int, frozenset[int]]
     """The inputs that not all outputs lead to, each with those that do."""
     unused: frozenset[int]
@@ -227,6 +243,8 @@ class _Positions:
         def among(places: Mapping[Slot, int], slots: Iterable[Slot]) -> tuple[int, ...]:
             return tuple(places[slot] for slot in slots if slot in places)
 
+        kept = [slot for slot in program.backward_ins if slot in ins]
+        saved = [slot for slot in program.backward_ins if slot not in ins and not isinstance(slot, (Cotangent, Late))]
         gradients = among(ins, (slot.of for slot in program.gives if isinstance(slot, Grad)))
         requires_grad = tuple(sorted(among(ins, program.requires_grad)))
         late = tuple(ins[s.of] for s in program.backward_ins if isinstance(s, Late))
@@ -237,6 +255,7 @@ class _Positions:
             n_outs=len(outs),
             differentiable=among(outs, program.cotangents),
             kept=among(ins, program.backward_ins),
+            kept_slots=(*kept, *saved),
             gradients=gradients,
             late=late,
             requires_grad=requires_grad,
@@ -437,18 +456,19 @@ def _asked(ctx: Any) -> Sequence[bool]:
 
 
 def _saved(ctx: Any, here: Sequence[bool]) -> Sequence[Tensor | None]:
-    """What forward has saved. Where backward passes from some outputs have nothing in common with those from others,
-    it is kept for these when the graph is freed: in eager PyTorch they are other nodes of that."""
+    """What forward has saved. Where backward passes from some outputs need nothing that those from others free, what
+    they read is kept for these when the graph is freed: in eager PyTorch other nodes of that have it, or none."""
     run = {i for i, arrived in enumerate(here) if arrived}
     saved, versions = ctx.left or (None, ())
     if saved is None or run & ctx.gone:
         saved = ctx.saved_tensors
     require_versions(versions)
     if not graph_is_kept():
-        ctx.gone = ctx.gone.union(*(ctx.program.at.together[i] for i in run))
+        gone = ctx.gone = ctx.gone.union(*(ctx.program.at.together[i] for i in run))
+        left = ctx.program.without_values(gone, saved) if len(gone) < len(here) else None
         # detached: what was an output has this node as its history, and would keep itself
-        left = [None if v is None else v.detach() for v in saved] if len(ctx.gone) < len(here) else None
-        ctx.left = None if left is None else (left, [(v, version_of(v)) for v in left if v is not None])
+        own = None if left is None else [None if v is None else v.detach() for v in left]
+        ctx.left = None if own is None else (own, [(v, version_of(v)) for v in own if v is not None])
     return saved  # type: ignore[no-any-return]
 
 

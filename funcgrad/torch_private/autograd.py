@@ -105,6 +105,25 @@ def custom_function_of(node: Any) -> type | None:
     return function
 
 
+def is_freed(node: Any) -> bool:
+    """Whether a backward pass that does not keep the graph frees something of a node, without which another one
+    raises."""
+    if isinstance(node, torch.autograd.function.BackwardCFunction):
+        code = getattr(getattr(custom_function_of(node), "backward", None), "__code__", None)
+        try:
+            return bool(node._raw_saved_tensors) or "saved_tensors" in getattr(code, "co_names", ())  # type: ignore[attr-defined]
+        except RuntimeError:  # it was freed
+            return True
+    kind: Any = type(node)
+    return _is_freed(kind)
+
+
+@functools.cache
+def _is_freed(kind: type) -> bool:
+    """The same of nodes that PyTorch makes. What a C++ extension saves nobody says."""
+    return kind.__name__ in ("CopySlices", "CppFunction") or any(name.startswith("_raw_saved_") for name in dir(kind))
+
+
 def materializes(function: Any) -> bool:
     """Whether an ``autograd.Function`` that ran outside of a trace is given zeros for a gradient that is undefined. It
     may be told so in its forward, and PyTorch does not say what it was told: one that mentions it takes what comes."""

@@ -97,6 +97,14 @@ _VIEWS = {torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default}
 VIEW_WILL_NOT_DO = "view size is not compatible with input tensor's size and stride"
 
 
+_MEAN, _SUM = 1, 2
+_LOSSES_BACKWARD = {
+    torch.ops.aten.mse_loss_backward.default,
+    torch.ops.aten.smooth_l1_loss_backward.default,
+    torch.ops.aten.huber_loss_backward.default,
+}
+
+
 def on_fakes(op: Any, args: Any, kwargs: Any) -> Any:
     """The result of an operator on fake tensors, laid out as eager PyTorch lays it out."""
     if op is torch.ops.aten.zero.default:  # 2.11: contiguous, whatever the argument is
@@ -110,6 +118,8 @@ def on_fakes(op: Any, args: Any, kwargs: Any) -> Any:
     # 2.13: nothing asks this, so that a size that is a symbol might be 0
     if op in _INTERPOLATES and not all(size > 0 for size in args[1]):
         raise RuntimeError(f"Input and output sizes should be greater than 0, but got output {list(args[1])}")
+    if op in _LOSSES_BACKWARD and _MEAN in args[3:4]:  # 2.13: they divide by the number of elements, which may be 0
+        args = (*args[:3], _SUM, *args[4:])  # which looks alike
     if op in _LAID_OUT_BY_FORMAT:
         args = (args[0].contiguous(memory_format=suggest_memory_format(args[0])), *args[1:])
     if op in _PRODUCTS and len({a.dtype for a in args if isinstance(a, FakeTensor)}) > 1:

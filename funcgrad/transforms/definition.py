@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from .. import refusals
-from ..autograd_state import has_history, is_leaf
+from ..autograd_state import has_dead_end, has_history, is_leaf
 from ..capture.inner import Inner
 from ..capture.runs_again import running_again
 from ..capture.trace import active_trace
@@ -326,7 +326,7 @@ class Pullback:
             variables = list(values)
             for i in self.wrt:
                 variables[i] = _variable(variables[i], str(slots[i]))
-            with running_again(trace, self.inner.facts.state.guards, happened=traced):
+            with running_again(trace, self.inner.facts.state.guards, happened=True):
                 ran = self.inner.run(*variables, again=True)
                 outs = dict(ran.outs)
                 with without_function_modes():  # what was returned, not what has come to stand for it (t_)
@@ -339,6 +339,10 @@ class Pullback:
             with _backward_pass(traced) as mark:
                 seeds = [mark(t) for _, t in pairs]
                 targets = [variables[i] for i in self.wrt]
+                if not differentiable and all(map(is_leaf, targets)) and has_dead_end([edge.node for edge in edges]):
+                    # eager PyTorch runs that, too, which may find that what it saved was written to
+                    torch.autograd.backward(edges, seeds)
+                    return tuple(target.grad for target in targets)
                 return torch.autograd.grad(edges, targets, seeds, create_graph=differentiable, allow_unused=True)
 
     def _by_torch_func(self, values: Sequence[Any], cotangents: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
