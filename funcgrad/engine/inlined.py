@@ -77,7 +77,7 @@ def function_of(given: Sequence[bool], context: Any, refs: Callable[[Any], Any])
 
 def floats_of(context: Any) -> list[float]:
     """The floats among what a region has saved."""
-    return [v for v in context.scalars if type(v) is float]
+    return [v for v in context.scalars.values() if type(v) is float]
 
 
 def written_by(context: Any, saved: Sequence[Any], read: Callable[[Ref], Any]) -> list[Tensor]:

@@ -92,7 +92,7 @@ class _Lowering:
         self._waiting = self._held = 0
         """Bytes of what waits to be added, and of what waits to be looked at."""
         self._floats: dict[str, tuple[int, int]] = {}
-        self._scalars: dict[int, list[Any]] = {}
+        self._scalars: dict[int, dict[int, Any]] = {}
         self._used: Counter[int] = Counter()
         self._inside: dict[Ref, Tensor | None] = {}
         """Fakes of what the caller's Python returns."""
@@ -167,11 +167,11 @@ class _Lowering:
             if isinstance(s.run, Region):
                 self._scalars[s.number] = self._scalars_of(s.run, s.args[1])
 
-    def _scalars_of(self, region: Region, at: Ref) -> list[Any]:
+    def _scalars_of(self, region: Region, at: Ref) -> dict[int, Any]:
         """What a region has saved that is no tensor: ints are sizes of the run, floats inputs of their own."""
-        found: list[Any] = list(self._run.read(at).scalars)
+        found: dict[int, Any] = dict(self._run.read(at).scalars)
         ints = iter(region.sizes)
-        for i, value in enumerate(found):
+        for i, value in self._run.read(at).scalars.items():
             if type(value) is int:
                 found[i] = mapped(next(ints), self._read)
             elif type(value) is float and self._symbolic.numbers:
@@ -391,13 +391,13 @@ class _Lowering:
         prefix = f"aot{number}_{self._used[number]}_" if self._used[number] else f"aot{number}_"
         self._used[number] += 1
         scalars = self._scalars[s.number]
-        beside = mapped(region.sizes[sum(type(v) is int for v in context.scalars) :], self._read)
+        beside = mapped(region.sizes[sum(type(v) is int for v in context.scalars.values()) :], self._read)
         incoming, asked = mapped(cotangents, self._read), region.asked[2:]
         copy = Copy(self._trace, self._hooks, at.at, context, prefix, beside, incoming, asked)
         if copy.has_effects:
             self._settle()
             self._has_run_python = True
-        kept = [self._read(ref) if scalar is None else scalar for ref, scalar in zip(saved, scalars, strict=True)]
+        kept = [scalars[i] if i in scalars else self._read(ref) for i, ref in enumerate(saved)]
         memory = [storage_id(t) for t in written_by(context, saved, self._run.read)]
         found = copy(kept, self._functional, lambda: self._readers(memory))
         # the first inputs of the autograd Function are no tensors

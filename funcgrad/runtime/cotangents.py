@@ -94,8 +94,10 @@ class CotangentLayout:
 
     def __call__(self, cotangent: Tensor) -> Tensor:
         """The incoming gradient, so made and laid out."""
-        if self.wrapping is None and not is_wrapper_subclass(cotangent):
-            return _with_strides(cotangent, self.inner[0].strides_for(cotangent.shape))
+        if self.wrapping is None and (type(cotangent) is Tensor or not is_wrapper_subclass(cotangent)):
+            outline = self.inner[0]
+            strides = outline.stride if outline.order is None else outline.strides_for(cotangent.shape)
+            return cotangent if cotangent.stride() == strides else _with_strides(cotangent, strides)
         inner = inner_tensors(_made_like(cotangent, self.wrapping))
         laid_out = [
             _with_strides(t, outline.strides_for(t.shape)) for t, outline in zip(inner, self.inner, strict=True)

@@ -31,7 +31,7 @@ from ..state.late import Left
 from ..subclasses import Wrapping
 from ..torch_private.autograd import (
     any_autocast,
-    below_autograd,
+    called_below_autograd,
     graph_is_kept,
     is_executed,
 )
@@ -136,6 +136,8 @@ class Differentiable:
         """The backward half for a pass in which these gradients come in, of those that may; ``asked``: of which
         inputs a gradient is asked for, if that matters."""
         assert self.backward is not None
+        if asked is None and all(arrived):
+            return self.backward
         unasked = frozenset[Slot]()
         if asked is not None and not all(asked[i] for i in self.at.gradients):
             unasked = frozenset(slot for slot, is_asked in zip(self.ins, asked, strict=True) if not is_asked)
@@ -234,6 +236,7 @@ class _Positions:
     """Whether backward reads nothing but what was saved, and writes to nothing."""
     others: tuple[int, ...]
     """The outputs through which no gradient flows."""
+    layouts: tuple[CotangentLayout, ...]
 
     @staticmethod
     def of(program: Differentiable) -> _Positions:
@@ -276,6 +279,7 @@ class _Positions:
             writes_outs=writes_outs,
             is_alone=not (late or watched_inputs or watched_outs or writes_inputs),
             others=tuple(i for slot, i in outs.items() if slot not in program.cotangents),
+            layouts=tuple(program.cotangents.values()),
         )
 
 
@@ -294,7 +298,7 @@ class _Apply(torch.autograd.Function):
     def _compiled_autograd_key(ctx: Any) -> tuple[int, ...]:
         """What tells graphs of autograd apart that are captured: the program; sizes may vary."""
         number = 2 * ctx.program.number + reads_as_traced(ctx)
-        return (_KEYS + number, *(v for v in ctx.scalars if type(v) is int), *sizes_beside(ctx))
+        return (_KEYS + number, *(v for v in ctx.scalars.values() if type(v) is int), *sizes_beside(ctx))
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Any, ...]:
@@ -310,8 +314,7 @@ def _ran(ctx: Any, program: Differentiable, given: tuple[Mapping[int, Tensor], S
         ctx.generators = {of: state_of(of) for of in program.draws}
     # Below autograd nothing is tracked, but grad mode is on as it was in the trace: some kernels ask for it
     # (oneDNN's RNN).
-    with below_autograd(), torch.enable_grad():
-        values = program.forward(*inputs)
+    values = called_below_autograd(program.forward, inputs)
     if program.draws:
         ctx.generators_then = {of: mark_of(of) for of in program.draws}
     for i in at.bumps:
@@ -323,12 +326,8 @@ def _ran(ctx: Any, program: Differentiable, given: tuple[Mapping[int, Tensor], S
     if at.writes_outs:
         kept += [outs[i] for i in at.writes_outs]
     ctx.program = program
-    scalars = [None if isinstance(v, Tensor) else v for v in kept]
-    ctx.scalars = scalars
-    if scalars.count(None) == len(scalars):
-        ctx.save_for_backward(*kept)
-    else:
-        ctx.save_for_backward(*[v if scalar is None else None for v, scalar in zip(kept, scalars, strict=True)])
+    scalars = ctx.scalars = {i: v for i, v in enumerate(kept) if not isinstance(v, Tensor)}
+    ctx.save_for_backward(*([None if i in scalars else v for i, v in enumerate(kept)] if scalars else kept))
     if at.is_alone:
         ctx.late = ctx.written = ctx.watched = ()
     else:
@@ -376,7 +375,7 @@ def _gradients(ctx: Any, incoming: Sequence[Tensor | None], asked: Callable[[], 
         torch.is_grad_enabled()
         or program.backward is None
         or not as_traced
-        or any(t is not None and is_mapped(t) for t in cotangents)
+        or any([t is not None and is_mapped(t) for t in cotangents])
     ):
         require_versions(
             (v, version) for v, version in zip(ctx.inputs, ctx.versions, strict=True) if isinstance(v, Tensor)
@@ -397,9 +396,10 @@ def _gradients(ctx: Any, incoming: Sequence[Tensor | None], asked: Callable[[], 
             raise
     else:
         half = program.half(here, asked() if program.has_effects else None)
-        pairs = zip(program.cotangents.values(), cotangents, strict=True)
-        laid_out = [layout(t) for layout, t in pairs if t is not None]
-        values = [t if t is not None else scalar for t, scalar in zip(saved, ctx.scalars, strict=True)]
+        laid_out = [layout(t) for layout, t in zip(at.layouts, cotangents, strict=True) if t is not None]
+        values = [*saved]
+        for i, scalar in ctx.scalars.items():
+            values[i] = scalar
         written = ctx.written
         if at.writes_outs:
             n_kept = len(values) - len(at.writes_outs)
@@ -407,7 +407,7 @@ def _gradients(ctx: Any, incoming: Sequence[Tensor | None], asked: Callable[[], 
             del values[n_kept:]
         values += laid_out
         values += ctx.late
-        del saved, cotangents, laid_out, incoming, pairs
+        del saved, cotangents, laid_out, incoming
         # unless the graph is kept: then the list holds all there is, and backward empties it
         ctx.maybe_clear_saved_tensors()
         if any_autocast():  # its casts are in its graph

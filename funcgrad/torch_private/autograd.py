@@ -22,9 +22,23 @@ _BELOW = functools.reduce(
 )
 
 
+_switch_grad: Callable[[bool], None] = torch._C._set_grad_enabled  # type: ignore[attr-defined]
+
+
 def below_autograd() -> contextlib.AbstractContextManager[Any]:
     """Inside, autograd hears of nothing: no history, no views, no version counters."""
     return torch._C._ExcludeDispatchKeyGuard(_BELOW)  # type: ignore[no-any-return]
+
+
+def called_below_autograd(function: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """What a function returns inside of it, with grad mode on."""
+    before = torch.is_grad_enabled()
+    with torch._C._ExcludeDispatchKeyGuard(_BELOW):
+        _switch_grad(True)  # torch.enable_grad costs as much as a small kernel
+        try:
+            return function(*args)
+        finally:
+            _switch_grad(before)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
+import operator
 import os
 import traceback
 from collections.abc import Callable, Iterator
@@ -205,10 +207,24 @@ def is_legacy_batched(tensor: torch.Tensor) -> bool:
     return bool(dispatch_keys(tensor).has(_LEGACY_BATCHED))
 
 
+_WRAPPED = functools.reduce(
+    operator.or_,
+    (
+        torch._C.DispatchKeySet(key).raw_repr()
+        for key in (
+            _LEGACY_BATCHED,
+            torch._C.DispatchKey.FuncTorchBatched,
+            torch._C.DispatchKey.FuncTorchGradWrapper,
+            torch._C.DispatchKey.Functionalize,
+        )
+    ),
+)
+"""The bits of keys of what a transform wraps: ``is_functorch_wrapped_tensor`` looks at these."""
+
+
 def is_mapped(tensor: torch.Tensor) -> bool:
     """Whether a tensor is one of a vmap, torch.func's or autograd's own, or of another transform."""
-    keys = dispatch_keys(tensor)
-    return bool(keys.has(_LEGACY_BATCHED)) or is_transform_wrapper(tensor)
+    return bool(dispatch_keys(tensor).raw_repr() & _WRAPPED)
 
 
 def legacy_level() -> int:
