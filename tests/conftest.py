@@ -1,8 +1,11 @@
 """Tests keep what they compute in a folder of their own."""
 
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton, as the test helpers of some torch do
+
 import collections
 import gc
-import os
 import sys
 import tempfile
 import zlib
@@ -13,8 +16,6 @@ from hypothesis import settings
 from torch.testing._internal import common_utils
 
 os.environ.setdefault("FUNCGRAD_CACHE_DIR", tempfile.mkdtemp(prefix="funcgrad-tests-"))
-os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
-
 # The database of operators asks for each operator which unittest.TestCase runs, by the source of every frame on the
 # stack; none does.
 common_utils.extract_test_fn = lambda: None
