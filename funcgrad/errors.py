@@ -117,8 +117,8 @@ class MutationError(FuncgradError, RuntimeError):
     """The function mutates a tensor it was given, which this version does not carry out."""
 
     initialises: bool = False
-    """Whether it is refused of a first call alone, which makes a leaf where there was none: that is one of eager
-    PyTorch."""
+    """Whether it is refused of a first call alone, which makes a leaf where there was none, or registers a hook: that
+    is one of eager PyTorch."""
 
 
 class AliasContractError(FuncgradError, RuntimeError):

@@ -96,7 +96,7 @@ class Options:
     its second value: that program serves all values with which the function, and its compilation, take the same
     branches (``isinstance(x, float)`` is False inside the function, ``isinstance(x.shape[0], int)`` too). ``True``:
     sizes are symbols from the first call on. ``False``: one program for each set of values. Sizes of 0 and 1 are never
-    symbols, nor are those of captured tensors, of inputs that share memory, or with a ``memory_budget``. reads:
+    symbols, nor are those of other inputs that share memory, or with a ``memory_budget``. reads:
     ``"guard"``: what Python reads of values of tensors (``if x.any():``, ``x.item()``, the size of ``x[mask]``) is
     checked inside the program, and another value is another program: one for each path through the function, 16 at most
     (then a ``ReadsWarning``, and calls that take other paths run in eager PyTorch). Numbers and sizes that are read

@@ -48,3 +48,19 @@ def test_a_size_that_equals_another_one_now_ties_the_program_to_nothing(
         got = torch.autograd.grad(compiled(x, w), w)[0] if transform == "jit" else compiled(x, w)
         torch.testing.assert_close(got, want)
     assert compiled.cache_info().misses == 2, compiled.explain_miss(x, w)
+
+
+@pytest.mark.parametrize("in_a_row", [False, True])
+def test_ctc_loss_serves_all_lengths_and_batches(in_a_row: bool) -> None:
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        here, there = torch.full((x.shape[1],), x.shape[0]), torch.full((x.shape[1],), 3)
+        return F.ctc_loss(x.log_softmax(-1), y.flatten() if in_a_row else y, here, there)
+
+    compiled = fg.jit(loss, backend="aten")
+    for n in (2, 3, 4, 2):
+        x = torch.randn(10 + n, n, 6, dtype=torch.float64, requires_grad=True)
+        y = torch.randint(1, 6, (n, 3))
+        value, wanted = compiled(x, y), loss(x, y)
+        torch.testing.assert_close(value, wanted)
+        torch.testing.assert_close(torch.autograd.grad(value, x), torch.autograd.grad(wanted, x))
+    assert compiled.cache_info().misses == 2

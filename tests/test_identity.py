@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import funcgrad as fg
@@ -420,3 +421,48 @@ def test_the_arguments_of_a_function_that_is_mapped_are_none_that_state_holds():
     HELD.w = torch.arange(3.0)
     torch.testing.assert_close(torch.vmap(fg.jit(function))(HELD.w), HELD.w * 3)
     torch.testing.assert_close(fg.vmap_compiled(function)(HELD.w), HELD.w * 3)
+
+
+WEIGHT = torch.randn(7, 3, requires_grad=True)
+GIVEN_TWICE = {
+    "labels are what is read": (
+        lambda ids, labels: F.cross_entropy(WEIGHT[ids[:-1]], labels[1:] % 3),
+        lambda n: torch.randint(7, (n,)),
+    ),
+    "it is written to through both": (
+        lambda x, y: (x.mul_(2), y.add_(1), (x + y) * WEIGHT.sum())[-1],
+        lambda n: torch.randn(n, 2),
+    ),
+    "a leaf": (lambda x, y: (x * y.sin() * WEIGHT.sum()).sum(0), lambda n: torch.randn(n, 2, requires_grad=True)),
+    "a view, of which a view is returned": (lambda x, y: (x * 2, y.t()), lambda n: torch.randn(n + 1, 2)[1:]),
+    "one of them is captured": (lambda x, y: x * CAPTURED.sum() + CAPTURED, lambda n: torch.randn(n, 2)),
+}
+
+
+@pytest.mark.parametrize("name", GIVEN_TWICE)
+def test_two_programs_serve_all_sizes_of_a_tensor_that_is_given_twice(name, monkeypatch):
+    function, make = GIVEN_TWICE[name]
+    compiled, found = fg.jit(function, backend="aten"), {function: [], fg.jit: []}
+    for n in (4, 5, 6, 8):
+        for key, f in ((function, function), (fg.jit, compiled)):
+            torch.manual_seed(n)
+            x = make(n)
+            monkeypatch.setitem(globals(), "CAPTURED", x)
+            WEIGHT.grad = None
+            result = f(x, x)
+            loss = sum(r.sum() for r in result) if isinstance(result, tuple) else result.sum()
+            if loss.requires_grad:
+                loss.backward()
+            found[key].append((result, x.detach(), x.grad, WEIGHT.grad))
+    torch.testing.assert_close(found[fg.jit], found[function])
+    assert compiled.cache_info().misses == 2
+
+
+def test_another_tensor_than_the_one_given_twice_is_another_program():
+    compiled = fg.jit(lambda x, y: x + y, backend="aten")
+    for n in (3, 4):
+        compiled(x := torch.randn(n), x)
+    x, y = torch.randn(5), torch.randn(5)
+    assert "aliasing" in compiled.explain_miss(x, y)
+    torch.testing.assert_close(compiled(x, y), x + y)
+    assert compiled.cache_info().misses == 3

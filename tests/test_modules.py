@@ -164,3 +164,50 @@ def test_a_lazy_module_under_a_transform_is_called_before(word):
     assert module.has_uninitialized_params()
     module(x)
     word(module)(x)
+
+
+class Recording(torch.nn.Module):
+    """Registers hooks on its layers in the first call, as models of libraries do that collect their layers' results."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(3, 3) for _ in range(2))
+        self.has_hooks, self.found = False, None
+
+    def forward(self, x):
+        if not self.has_hooks:
+            for factor, layer in enumerate(self.layers, 2):
+                layer.register_forward_hook(lambda _, args, out, factor=factor: self.found.append(out * factor))
+            self.has_hooks = True
+        self.found = []
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x.sum() + sum(found.sum() for found in self.found)
+
+
+@pytest.mark.parametrize("transform", [fg.jit, fg.grad_compiled])
+def test_a_first_call_that_registers_hooks_is_one_of_eager_pytorch(transform):
+    torch.manual_seed(0)
+    ours, eager = Recording(), Recording()
+    eager.load_state_dict(ours.state_dict())
+    compiled = transform(lambda x: ours(x), backend="aten")
+    plain = eager if transform is fg.jit else torch.func.grad(eager)
+    for _ in range(3):
+        x = torch.randn(2, 3)
+        torch.testing.assert_close(compiled(x), plain(x))
+    assert [len(layer._forward_hooks) for layer in ours.layers] == [1, 1]
+    assert compiled.cache_info()[:2] == (1, 1)
+
+
+def test_hooks_registered_in_each_call_are_warned_of(recwarn):
+    layer = torch.nn.Linear(3, 3)
+
+    def hooked(x):
+        layer.register_forward_hook(lambda _, args, out: None)
+        return layer(x)
+
+    compiled, x = fg.jit(hooked, backend="aten"), torch.randn(2, 3)
+    for _ in range(16):
+        torch.testing.assert_close(compiled(x), layer(x))
+    assert len(layer._forward_hooks) == 16
+    assert [w for w in recwarn if w.category is fg.RecompileWarning and "a hook of a module" in str(w.message)]

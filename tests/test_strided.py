@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from laws.programs import Case, difference, require_as_eager, run
 
 import funcgrad as fg
@@ -288,3 +289,20 @@ def test_what_is_the_same_however_often_it_is_done_is_done_where_elements_are_on
         return base.as_strided((3, 2), (1, 1)) if look(base) is base else base, torch.ones(2)
 
     require_as_eager(Case(make, f))
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: F.adaptive_avg_pool1d(x.transpose(1, 2), 1).flatten(1).sin().sum(),  # restrides what it has made
+        lambda x: (x * x).squeeze(0).mul_(2).sin().sum(),
+        lambda x: F.adaptive_avg_pool2d(x[:, :, None].permute(0, 3, 2, 1), 1).tanh().sum(),
+    ],
+)
+def test_gradients_of_what_is_restrided_or_written_to_whole_serve_all_sizes(f):
+    compiled = fg.jit(f, backend="aten")
+    for n in (2, 3, 4, 6):
+        x = torch.randn(n, 5, 4, dtype=torch.float64, requires_grad=True)
+        found = torch.autograd.grad(compiled(x), x)
+        torch.testing.assert_close(found, torch.autograd.grad(f(x), x))
+    assert compiled.cache_info().misses == 2

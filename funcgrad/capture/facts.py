@@ -76,7 +76,7 @@ def naming(out_slot: Callable[[str], Slot], given: Iterable[NewMemory | NewGradi
 
 def why_sizes_are_known(facts: Facts) -> str | None:
     """Where facts say how tensors lie in one another's memory, they are about these sizes alone."""
-    if facts.overlap or facts.same or facts.neighbours or facts.subclasses or facts.stores:
+    if facts.overlap or facts.neighbours or facts.subclasses or facts.stores:
         return "inputs that share memory, or are wrapper subclasses, have sizes that are known"
     if any(change.restrides for change in facts.changes.values()):
         return "inputs that come to lie otherwise have sizes that are known"
@@ -248,6 +248,11 @@ class Facts(Shown):
         version counter."""
         own = set(slot.of) if isinstance(slot, Base) else {slot}
         return any(own & set(group) and set(group) - own for group in self.neighbours)
+
+    @property
+    def first_of_same(self) -> dict[Source, Source]:
+        """Of the inputs that are one object with an earlier one, which that is."""
+        return {slot: group[0] for group in self.same for slot in group[1:]}
 
     def needed_overlaps(self) -> list[Overlap]:
         """The overlaps that are written to, and so go in as one tensor."""

@@ -166,11 +166,18 @@ def _ctc_loss(log_probs: Tensor, targets: Tensor, *rest: Any) -> tuple[Tensor, T
     return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * targets.shape[-1] + 1)
 
 
+def _ctc_loss_backward(grad: Tensor, log_probs: Tensor, *rest: Any) -> Tensor:
+    return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
+
+
 FAKE_RESULTS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten._ctc_loss.default: _ctc_loss,
     torch.ops.aten._ctc_loss.Tensor: _ctc_loss,
+    torch.ops.aten._ctc_loss_backward.default: _ctc_loss_backward,
+    torch.ops.aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
 }
-"""Ops with a size that depends on values, but only in a result that nothing but their own backward reads."""
+"""Ops with a size that depends on values, but only in a result that nothing but their own backward reads; and that
+backward, which PyTorch says nothing about where sizes are symbols."""
 
 
 def require_fitting_values(target: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> None:

@@ -9,6 +9,7 @@ goes on, by name, since the result depends on the order in which it goes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,12 @@ from .. import refusals
 from ..graphs import is_expanded, target_text, tensors_in
 from ..state.lines import user_line
 from ..torch_private.operators import written_by
+from ..torch_private.symbols import known_contiguous, known_same
 from ..torch_private.tensors import storage_id
 from .lineage import Lineage
 from .memory import overlaps_itself, positions
 from .outside import FILLS
-from .views import Geometry, steps_between, take
+from .views import ALIAS, Geometry, steps_between, take
 
 aten = torch.ops.aten
 
@@ -66,13 +68,28 @@ def strided(
     tensor, own = args[0], looked_at(args, kwargs)
     root = root_of(lineage, tensor)
     if not all(type(n) is int for n in (*root.shape, *root.stride(), *own.shape, *own.stride, own.offset)):
-        return None
+        look = _whole_look(root, own)  # by sizes that are symbols nothing else is decided
+        if look is not None:
+            lineage.note(op, args, kwargs, look)
+        return look
     if room is not None:
         _require_room(own, tensor.element_size(), room)
     look = _look(root, own)
     if look is not None:
         lineage.note(op, args, kwargs, look)
     return look
+
+
+def _whole_look(root: Tensor, own: Geometry) -> Tensor | None:
+    """A look that is known, at every size, to be at all of a tensor: autograd takes such looks of what it makes for
+    the gradient of what was written to, or restrided, in place."""
+    shape, stride, offset = root.shape, root.stride(), root.storage_offset()
+    if not known_same([offset], [own.offset]):
+        return None
+    if known_same(shape, own.shape) and known_same(stride, own.stride):
+        return take(root, (ALIAS,))
+    are_contiguous = known_contiguous(shape, stride) and known_contiguous(own.shape, own.stride)
+    return root.view(own.shape) if are_contiguous and known_same([prod(shape)], [prod(own.shape)]) else None
 
 
 def _require_room(look: Geometry, itemsize: int, room: int) -> None:
@@ -106,6 +123,9 @@ def write(lineage: Lineage, op: Any, args: Sequence[Any], kwargs: dict[str, Any]
         if not _is_not_undone(lineage, target):
             continue
         own, root = Geometry.of(target), root_of(lineage, target)
+        if (look := _whole_look(root, own)) is not None:
+            replaced[id(target)] = look
+            continue
         if not own.numel:
             replaced[id(target)] = target.clone()
             continue

@@ -10,7 +10,7 @@ from .layer import Layer, replaced
 
 def dedupe(signature: Signature, facts: Facts) -> Layer | None:
     """Inner inputs are distinct objects."""
-    first = {slot: group[0] for group in facts.same for slot in group[1:]}
+    first = facts.first_of_same
     if not first:
         return None
     inner = replaced(signature, ins=tuple(s for s in signature.ins if s not in first))

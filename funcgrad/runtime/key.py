@@ -199,13 +199,15 @@ def _dims(dims: Sequence[Dim]) -> str:
     return f"[{', '.join(map(str, dims))}]"
 
 
-def with_sizes(key: CallKey, sizes: Sizes | None) -> CallKey:
-    """The key of a call, with symbols for sizes that are symbols."""
+def with_sizes(key: CallKey, sizes: Sizes | None, same: Mapping[str, str]) -> CallKey:
+    """The key of a call, with symbols for sizes that are symbols. ``same``: where the tensor that is given in a place
+    was given first."""
 
     def with_symbols(path: str, spec: LeafSpec) -> LeafSpec:
-        if sizes is None or path not in sizes.inputs or not isinstance(spec, TensorSpec):
+        first = same.get(path, path)
+        if sizes is None or first not in sizes.inputs or not isinstance(spec, TensorSpec):
             return spec
-        shape, stride = (tuple(n if isinstance(n, int) else repr(n) for n in dims) for dims in sizes.inputs[path])
+        shape, stride = (tuple(n if isinstance(n, int) else repr(n) for n in dims) for dims in sizes.inputs[first])
         return evolve(spec, shape=shape, stride=stride)
 
     given = zip(key.paths, key.leaves, strict=True)
@@ -248,21 +250,28 @@ def _copied(value: Any) -> Any:
 
 
 def aliasing(tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], ...]:
-    """For each tensor: the first that is over the same memory, and if there are others, the first that is the same
-    object, the first of the same family (views of one tensor, as autograd knows them), which one is the family's
-    base (-1: none of them), its own offset, and how the base lies and is tracked."""
+    """For each tensor: the first that is over the same memory, and if it is an object that came before, which; else, if
+    there are other objects, the first of the same family (views of one tensor, as autograd knows them), which one is
+    the family's base (-1: none of them), its own offset, and how the base lies and is tracked."""
     memory = [storage_id(t) for t in tensors]
+    objects: dict[int, set[int]] = {}
+    for storage, t in zip(memory, tensors, strict=True):
+        objects.setdefault(storage, set()).add(id(t))
     pattern: list[tuple[Any, ...]] = []
     for i, t in enumerate(tensors):
-        if memory.count(memory[i]) == 1:
+        first = memory.index(memory[i])
+        same = next(j for j, other in enumerate(tensors) if other is t)
+        if same != i:
+            pattern.append((first, same))
+            continue
+        if len(objects[memory[i]]) == 1:
             pattern.append((i,))
             continue
         base = family_of(t)
-        same = next(j for j, other in enumerate(tensors) if other is t)
         family = next(j for j, other in enumerate(tensors) if family_of(other) is base)
         itself = next((j for j, other in enumerate(tensors) if other is base), -1)
         lies = (tuple(base.shape), base.stride(), int(base.storage_offset()), base.requires_grad, base.is_leaf)
-        pattern.append((memory.index(memory[i]), same, family, itself, int(t.storage_offset()), lies))
+        pattern.append((first, same, family, itself, int(t.storage_offset()), lies))
     return tuple(pattern)
 
 

@@ -121,12 +121,12 @@ def _aliases_differ(pattern: Sequence[tuple[Any, ...]], names: Sequence[str], me
     for i, (name, alias) in enumerate(zip(names, pattern, strict=True)):
         if len(alias) == 1:
             continue
-        memory, same, family, base, offset, lies = alias
-        if same != i:
-            yield f"{name} is not {names[same]}"
+        if len(alias) == 2:
+            yield f"{name} is not {names[alias[1]]}"
             continue
+        memory, _, family, base, offset, lies = alias
         conditions = [f"{name}.storage_offset() != {offset}"]
-        conditions += [f"{name} is {names[j]}" for j in range(i) if pattern[j][0] == memory and pattern[j][1] == j]
+        conditions += [f"{name} is {names[j]}" for j in range(i) if pattern[j][0] == memory and len(pattern[j]) > 2]
         if memory != i:
             conditions.append(f"{memory_of.format(name)} != {memory_of.format(names[memory])}")
         if base == -1 and family != i:

@@ -32,7 +32,14 @@ def with_sizes_as_symbols(inputs: Inputs) -> Inputs:
     """The inputs, with the sizes of all tensors as symbols, but for those of 0 and 1, which mean another program."""
     tensors = [(slot.path, t) for slot, t in inputs.tensors if not is_wrapper_subclass(t)]
     dims = {path: frozenset(d for d, n in enumerate(t.shape) if n > 1) for path, t in tensors}
-    return evolve(inputs, sizes={path: own for path, own in dims.items() if own})
+    return evolve(inputs, sizes=_where_first({path: own for path, own in dims.items() if own}, inputs))
+
+
+def _where_first(dims: Mapping[str, frozenset[int]], inputs: Inputs) -> dict[str, frozenset[int]]:
+    """Symbols for the sizes of a tensor that is given several times stand where it is given first."""
+    first = {id(t): slot.path for slot, t in reversed(inputs.tensors)}
+    again = {slot.path for slot, t in inputs.tensors if first[id(t)] != slot.path}
+    return {path: own for path, own in dims.items() if path not in again}
 
 
 Symbol = tuple[str, int | None]
@@ -97,7 +104,7 @@ def with_symbols(inputs: Inputs, programs: Iterable[Program], sizes: bool, given
     varying.difference_update(inputs.static)
     leaves = [Symbolic(v) if s.path in varying else v for s, v in zip(inputs.slots, inputs.leaves, strict=True)]
     state = _numbers(places.values(), set(here))
-    return evolve(inputs, leaves=tuple(leaves), sizes=dims, state=state, may_be_sizes=sizes)
+    return evolve(inputs, leaves=tuple(leaves), sizes=_where_first(dims, inputs), state=state, may_be_sizes=sizes)
 
 
 def _numbers(places: Iterable[Place], taken: set[str]) -> tuple[tuple[State, Place, Symbolic], ...]:

@@ -42,7 +42,7 @@ from .caches import keeps_traced
 from .code import Mentions
 from .guards import MISSING, PLAIN, TORCH_PLAIN, Constant, Met, Place, keys_of, same
 from .hooks import can_be_hooked
-from .names import found_on, item_name, joined, steps_of, uses_of
+from .names import found_on, is_hook_of_module, item_name, joined, steps_of, uses_of
 from .new_values import Names, New, NewObject, attributes_made, copied, is_copied, is_new
 from .output import Log, Print, Printed, effects_of
 from .shown import ShownValue, numbers_in
@@ -242,10 +242,11 @@ class Written:
         return not self._refused
 
     def require_replayable(self) -> None:
-        """Raise ``MutationError`` for the first thing that cannot be replayed."""
+        """Raise ``MutationError`` for what cannot be replayed; hooks on modules a first call alone may register."""
         if self._refused:
-            name, what = self._refused[0]
-            raise refusals.STORES_OBJECT(what, name, where=name)
+            refused = refusals.STORES_OBJECT(*self._refused[0][::-1], where=self._refused[0][0])
+            refused.initialises = all(is_hook_of_module(name) for name, _ in self._refused)
+            raise refused
 
     # ── what is compared ─────────────────────────────────────────────────────────────────────────────────────────
 

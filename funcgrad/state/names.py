@@ -33,8 +33,14 @@ _SITES = (
 own."""
 HOOK_TABLES = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
 """Where a module keeps its hooks: dicts that are nearly always empty."""
+_IS_HOOK = re.compile(rf".*\.({'|'.join(HOOK_TABLES)})\[\d+\]")
 TABLES = ("_parameters", "_buffers", "_modules")
 """Where a module keeps what it reads by ``__getattr__``."""
+
+
+def is_hook_of_module(name: str) -> bool:
+    """Whether a place of this name is one of the hooks that a module keeps."""
+    return _IS_HOOK.fullmatch(name) is not None
 
 
 def package(module: str | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -91,6 +91,23 @@ def constant_bool(value: bool) -> Any:
 def expression(value: Any) -> Any:
     """The sympy expression behind a SymInt, SymFloat or SymBool."""
     return value.node.expr
+
+
+def known_same(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether sizes are equal whatever their symbols are; leaves no guard."""
+    a, b = ([expression(n) if isinstance(n, torch.SymInt) else n for n in sizes] for sizes in (a, b))
+    return a == b
+
+
+def known_contiguous(shape: Sequence[Any], stride: Sequence[Any]) -> bool:
+    """Whether a tensor is contiguous whatever the symbols in its sizes are; leaves no guard."""
+    expected: Any = 1
+    for size, step in zip(reversed(shape), reversed(stride), strict=True):
+        if not known_same([size], [1]):
+            if not known_same([step], [expected]):
+                return False
+            expected = expected * size
+    return True
 
 
 def replaced_symbols(environment: Any) -> dict[str, str]:

@@ -107,7 +107,8 @@ def _captured(
         if facts.state.brought.renewed and _keeps_objects(facts, joint):
             facts = evolve(facts, state=evolve(facts.state, brought=Brought()))
             key = key_of(inputs, list(tensors.items()), facts)
-        key = with_sizes(key, joint.sizes)
+        same = {str(slot): str(first) for slot, first in facts.first_of_same.items()}
+        key = with_sizes(key, joint.sizes, same)
     return CapturedCall(definition.root, grad, inputs, tensors, facts, key, outer, layers, inner, joint, refused)
 
 

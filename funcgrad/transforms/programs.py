@@ -88,8 +88,8 @@ _LOST_PATH = (
 )
 
 _FIRST_AGAIN = (
-    "{} has made a parameter, or another leaf, where there was none, in {} calls, each of which ran in eager PyTorch, "
-    "the last one for {}. Make it where the object is made."
+    "{} has made a parameter, another leaf, or a hook of a module, where there was none, in {} calls, each of which "
+    "ran in eager PyTorch, the last one for {}. Make it where the object is made."
 )
 _UNKNOWN_AGAIN = (
     "{} has run in eager PyTorch for {} calls, the last one as {} was given arguments as never before, and nothing "
@@ -272,8 +272,8 @@ class Programs(abc.ABC):
         raise refusals.RAISES_IN_TRACE(type(error).__name__, error, where=user_line_of(error)) from error
 
     def _note_first(self, error: Exception) -> None:
-        """A call has made a parameter, or another leaf, where there was none, or has shown how the result of an opaque
-        call looks, and has run in eager PyTorch. One that does so again and again says so."""
+        """A call has made a parameter, another leaf, or a hook, where there was none, or has shown how the result of an
+        opaque call looks, and has run in eager PyTorch. One that does so again and again says so."""
         where = error.where if isinstance(error, FuncgradError) else None
         is_opaque = isinstance(error, DataDependentShapeError)
         self._firsts += 1

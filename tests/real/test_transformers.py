@@ -142,3 +142,32 @@ def test_sentences_of_other_lengths_are_classified():
         return World(loss, arguments, [model])
 
     check_steps(make, programs=3)
+
+
+def test_ids_that_are_their_own_labels_are_learnt_from_by_few_programs():
+    def make():
+        model = gpt2().train()
+
+        def arguments(step):
+            ids, _ = batches(step)
+            return ids, ids
+
+        return World(lambda ids, labels: model(input_ids=ids, labels=labels).loss, arguments, [model])
+
+    check_steps(make, programs=2)
+
+
+def test_a_model_that_registers_hooks_in_its_first_call_learns():
+    def make():
+        of_encoder = {"num_encoder_blocks": 2, "depths": [1, 1], "sr_ratios": [2, 1], "hidden_sizes": [8, 16]}
+        of_patches = {"patch_sizes": [7, 3], "strides": [4, 2], "num_attention_heads": [1, 2], "mlp_ratios": [2, 2]}
+        model = transformers.SegformerForSemanticSegmentation(
+            transformers.SegformerConfig(decoder_hidden_size=8, num_labels=3, **of_encoder, **of_patches)
+        ).train()
+
+        def loss(pixels, labels):
+            return model(pixel_values=pixels, labels=labels).loss
+
+        return World(loss, lambda step: (torch.randn(2, 3, 16, 16), torch.randint(3, (2, 16, 16))), [model])
+
+    check_steps(make, programs=1)
