@@ -293,7 +293,6 @@ def test_the_mean_of_no_losses(loss):
     def f(x):
         return getattr(torch.nn.functional, loss)(x, y)
 
-    for transform in (fg.grad_compiled, fg.hessian_compiled):
-        assert transform(f)(x).shape == getattr(torch.func, transform.__name__.removesuffix("_compiled"))(f)(x).shape
+    assert fg.grad_compiled(f)(x).shape == torch.func.grad(f)(x).shape == (0,)
     out, _ = fg.linearize_compiled(f, x)
     assert out.isnan() and f(x).isnan()
