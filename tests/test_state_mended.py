@@ -1413,3 +1413,27 @@ def test_a_class_of_code_without_a_module_is_the_callers():
 def test_a_generator_without_a_state_may_stand_beside_what_is_read():
     held = {"factor": 1.5, "random": random.SystemRandom()}
     assert fg.jit(lambda x, key="factor": x * held[key], backend="aten")(torch.ones(2)).tolist() == [1.5, 1.5]
+
+
+@pytest.mark.parametrize("kind", [dict, functools.partial(collections.defaultdict, dict)])
+def test_a_count_beside_tensors_that_are_stored_compiles_three_times(kind):
+    """In a dict of which no code names the key: a tensor, as an optimiser's."""
+
+    def made():
+        weight, states = torch.ones(2), kind()
+        states[weight] = {"n": 0, "mean": torch.zeros(2)}
+
+        def step(x):
+            state = states[weight]
+            state["n"] += 1
+            state["mean"] = state["mean"] + x / state["n"]
+            return state["mean"] * 2
+
+        return step, states[weight]
+
+    (step, ours), (expected, eager) = made(), made()
+    compiled = fg.jit(step, backend="aten")
+    for n in range(7):
+        torch.testing.assert_close(compiled(torch.ones(2) + n), expected(torch.ones(2) + n))
+        assert ours["n"] == eager["n"] == n + 1
+    assert compiled.cache_info().misses == 3

@@ -136,7 +136,7 @@ def same_array(was: np.ndarray[Any, Any], now: np.ndarray[Any, Any]) -> bool:
 
 def like_items(was: Any, now: Any) -> bool:
     """The same but for tensors, each of which may be another: the program reads it from where it lives."""
-    return len(was) == len(now) and all(map(_like, was, now))
+    return len(was) == len(now) and all(map(like, was, now))
 
 
 def like_entries(was: Mapping[Any, Any], now: Mapping[Any, Any]) -> bool:
@@ -144,7 +144,8 @@ def like_entries(was: Mapping[Any, Any], now: Mapping[Any, Any]) -> bool:
     return same_items([*was], [*now]) and like_items([*was.values()], [*now.values()])
 
 
-def _like(was: Any, now: Any) -> bool:
+def like(was: Any, now: Any) -> bool:
+    """The same, or both tensors."""
     return same(was, now) or (isinstance(was, Tensor) and isinstance(now, Tensor))
 
 
