@@ -144,6 +144,8 @@ class Joint(Shown):
     """Where in the caller's code guards were made."""
     reads: tuple[Read, ...] = ()
     """What Python read of values: checks in the graph say by its number which of them is another now."""
+    arrivals: tuple[Slot, ...] = ()
+    """The inputs, in the order in which gradients come to them."""
     donated: Mapping[Slot, str] = {}
     """The inputs whose memory the caller gives away (``donate_argnums``), each with why it cannot be taken; nothing
     where it may be."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import gc
 import threading
 import weakref
@@ -951,3 +952,31 @@ def test_threads_pass_over_one_leaf():
     assert (len(log), len(after)) == (2 * n, 2 * n)
     assert not any(g is None for g in log)
     assert len(x._backward_hooks) == len(x._post_accumulate_grad_hooks) == 1
+
+
+def test_hooks_of_leaves_run_in_the_order_of_eager():
+    """They log, and draw noise; one of them is of a leaf to which not all outputs lead."""
+
+    def made(compile_):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh(), torch.nn.Linear(3, 3))
+        heard = []
+
+        def noisy(name, gradient):
+            heard.append(name)
+            return gradient + torch.rand_like(gradient)
+
+        for name, p in model.named_parameters():
+            p.register_hook(functools.partial(noisy, name))
+            p.register_post_accumulate_grad_hook(lambda p, name=name: heard.append(f"{name} is there"))
+        step = compile_(lambda x: (model(x).square().sum(), model[0](x).sum()))
+        for n in range(2):
+            loss, other = step(torch.ones(2, 3))
+            torch.manual_seed(n)
+            (loss if n else loss + other).backward()
+        return heard, [p.grad for p in model.parameters()]
+
+    heard, gradients = made(functools.partial(fg.jit, backend="aten"))
+    expected, others = made(lambda f: f)
+    assert heard == expected
+    torch.testing.assert_close(gradients, others)

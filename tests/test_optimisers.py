@@ -158,3 +158,55 @@ def test_state_first_made_inside_for_parameters_of_one_shape(kind):
 
     for a, b in zip(steps(fg.jit), steps(lambda f: f), strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_a_scheduler_that_is_told_a_loss_works_on_any():
+    """It makes a number of it, by ``float``, and keeps the best."""
+
+    def made():
+        optimiser = torch.optim.SGD([torch.zeros(3, requires_grad=True)], 0.5)
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimiser, patience=1)
+
+        def told(x):
+            scheduler.step(x.sum())
+            return x * optimiser.param_groups[0]["lr"]
+
+        return told, scheduler
+
+    (told, ours), (expected, eager) = made(), made()
+    compiled = fg.jit(told, backend="aten")
+    for n in range(9):
+        x = torch.full((3,), 9.0 - n)
+        torch.testing.assert_close(compiled(x), expected(x))
+        assert ours.state_dict() == eager.state_dict()
+    assert compiled.cache_info().misses == 3
+
+
+def test_steps_of_lbfgs_are_programs_for_any_loss():
+    """It keeps counts, losses and directions in one dict, which belongs to a parameter."""
+
+    def made():
+        weight = nn.Parameter(torch.ones(2, dtype=torch.float64))
+        optimiser = torch.optim.LBFGS([weight], 0.1, max_iter=1, history_size=1)
+
+        def step(x):
+            def loss():
+                optimiser.zero_grad()
+                value = (x * weight).square().sum() + weight.exp().sum()
+                value.backward()
+                return value
+
+            return optimiser.step(loss).detach()
+
+        return step, weight, optimiser
+
+    (step, ours, state), (expected, eager, other) = made(), made()
+    compiled = fg.jit(step, backend="aten")
+    for n in range(8):
+        x = torch.arange(2, dtype=torch.float64) + 0.1 * n
+        torch.testing.assert_close(compiled(x), expected(x))
+        torch.testing.assert_close(ours, eager)
+        assert state.state[ours]["n_iter"] == other.state[eager]["n_iter"] == n + 1
+        if n == 5:
+            misses = compiled.cache_info().misses
+    assert compiled.cache_info().misses == misses

@@ -1413,3 +1413,60 @@ def test_a_class_of_code_without_a_module_is_the_callers():
 def test_a_generator_without_a_state_may_stand_beside_what_is_read():
     held = {"factor": 1.5, "random": random.SystemRandom()}
     assert fg.jit(lambda x, key="factor": x * held[key], backend="aten")(torch.ones(2)).tolist() == [1.5, 1.5]
+
+
+@pytest.mark.parametrize("kind", [dict, functools.partial(collections.defaultdict, dict)])
+def test_a_count_beside_tensors_that_are_stored_compiles_three_times(kind):
+    """In a dict of which no code names the key: a tensor, as an optimiser's."""
+
+    def made():
+        weight, states = torch.ones(2), kind()
+        states[weight] = {"n": 0, "mean": torch.zeros(2)}
+
+        def step(x):
+            state = states[weight]
+            state["n"] += 1
+            state["mean"] = state["mean"] + x / state["n"]
+            return state["mean"] * 2
+
+        return step, states[weight]
+
+    (step, ours), (expected, eager) = made(), made()
+    compiled = fg.jit(step, backend="aten")
+    for n in range(7):
+        torch.testing.assert_close(compiled(torch.ones(2) + n), expected(torch.ones(2) + n))
+        assert ours["n"] == eager["n"] == n + 1
+    assert compiled.cache_info().misses == 3
+
+
+def test_a_dict_that_makes_what_it_holds_is_not_asked_for_all_of_it():
+    """As a table of models that are imported when they are asked for."""
+    asked = []
+
+    class Lazy(collections.OrderedDict):
+        def __getitem__(self, key):
+            return 3.0
+
+        def __contains__(self, key):
+            return True
+
+        def __len__(self):
+            asked.append("len")
+            return 2
+
+        def __iter__(self):
+            asked.append("iter")
+            return iter(["a", "b"])
+
+        keys = values = items = __iter__
+
+    table = Lazy()
+
+    def scaled(x):
+        return x * table["a"] if "a" in table else x
+
+    compiled = fg.jit(scaled, backend="aten")
+    for _ in range(2):
+        torch.testing.assert_close(compiled(torch.ones(2)), torch.full((2,), 3.0))
+    assert compiled.cache_info() == (1, 1, 64, 1)
+    assert not asked

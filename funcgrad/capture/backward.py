@@ -104,9 +104,10 @@ class _Passes:
         seeds = [(v, seed) for slot, v, seed in self.seeds if slot not in absent]
         self.passages.absent = absent
         try:
-            found = gradients(
-                [v for v, _ in seeds], [x for _, x in self.targets], [t for _, t in seeds], bool(self.passages.told)
-            )
+            with self.passages.noting_arrivals(self.targets):
+                found = gradients(
+                    [v for v, _ in seeds], [x for _, x in self.targets], [t for _, t in seeds], bool(self.passages.told)
+                )
             for (slot, _), gradient in zip(self.targets, found, strict=True):
                 outs |= {} if gradient is None else trace.results(_named(Grad(slot), absent), gradient)  # type: ignore[arg-type]
             self.passages.end_writes()

@@ -13,9 +13,10 @@ from ..show.shown import Shown
 from ..show.units import in_bytes
 from ..slots import Arg, Base, Captured, Final, Input, NewGradient, NewMemory, Onward, Out, Slot, Stored
 from ..slots import State as StateSlot
-from ..state.guards import Place, is_plain
+from ..state.guards import Place
 from ..state.said import is_read, shown
 from ..state.state import State
+from ..state.values import is_plain
 from .capture_sources import GradientOf, Origin
 from .floats import NotSymbolicError
 from .inputs import CapturedTensor

@@ -117,7 +117,7 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool,
         Told() if trace.passages is None else trace.passages.told,
         inner.signature.outs,
         with_backward,
-        symbols.lines, tuple(trace.reads.done),
+        symbols.lines, tuple(trace.reads.done), () if trace.passages is None else tuple(trace.passages.arrivals),
     )  # fmt: skip
 
 

@@ -3,8 +3,9 @@ PyTorch runs some of them."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from attrs import define, evolve, field
@@ -16,6 +17,7 @@ from ..joint import Told
 from ..slots import Slot
 from ..torch_private.autograd import custom_function_of, is_freed, running_node
 from ..torch_private.functional import FunctionalTensor
+from ..torch_private.modes import without_function_modes
 from .listeners import Listeners
 
 Mark = tuple[Tensor, fx.Node, fx.Node, Passage]
@@ -37,6 +39,8 @@ class Passages:
     told: Told
     absent: frozenset[Slot] = frozenset()
     """The outputs for which no gradient comes in, in the pass that is recorded."""
+    arrivals: dict[Slot, None] = field(factory=dict)
+    """The inputs, in the order in which gradients come to them."""
     _last: Passage | None = None
     _body: Passage | None = None
     """That of the custom function whose own backward runs: hooks on its results come before."""
@@ -46,6 +50,20 @@ class Passages:
     def begin(self, seeds: Sequence[fx.Node]) -> None:
         """The pass begins with these gradients."""
         self._incoming = dict.fromkeys(seeds, True)
+
+    @contextlib.contextmanager
+    def noting_arrivals(self, targets: Sequence[tuple[Slot, Tensor]]) -> Iterator[None]:
+        """Inside, a pass goes on to inputs."""
+        with without_function_modes():
+            handles = [x.register_hook(functools.partial(self._arrives, slot)) for slot, x in targets]  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _arrives(self, slot: Slot, _: Any) -> None:
+        self.arrivals.setdefault(slot)
 
     @staticmethod
     def of(

@@ -158,7 +158,8 @@ class Reads:
             if known is not None and self._trace.current_pass == "backward":
                 # another run may have read of an input what this one reads when backward runs
                 self.tape.require_determined(operands)
-            value = look() if known is None else known
+            is_open = known is None or (isinstance(known, AnyNumber) and known.now is None)
+            value = look() if is_open else known  # a number that is expected may be no number on this path
         except UnknownValue:
             return NotImplemented
         if has_symbols(value) and not has_numbers:

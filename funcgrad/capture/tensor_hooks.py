@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from .. import refusals
-from ..state.guards import PLAIN, same
 from ..state.lines import user_line
 from ..state.names import brought_along
+from ..state.values import PLAIN, same
 from ..subclasses import is_traced
 from ..torch_private.modes import without_function_modes
 

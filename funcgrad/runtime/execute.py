@@ -19,7 +19,7 @@ from attrs import field, frozen
 from torch import Tensor
 
 from .. import refusals
-from ..autograd_state import bump_version, is_leaf, version_of
+from ..autograd_state import bump_version, has_hooks, is_leaf, version_of
 from ..backends.backend import Runnable
 from ..capture.autocast import autocast_as
 from ..capture.views import Step
@@ -78,6 +78,8 @@ class Differentiable:
     nothing where that are all."""
     reached: Mapping[Slot, frozenset[Slot]]
     """The inputs to which some of them do not lead, each with those that do."""
+    arrivals: tuple[Slot, ...]
+    """The inputs, in the order in which gradients come to them in eager PyTorch."""
     has_effects: bool
     """Whether backward writes, or calls what may: then it matters which gradients are asked for."""
     pullback: Pullback
@@ -180,8 +182,10 @@ class Differentiable:
         seen = inputs
         if self.at.unused:
             seen = tuple(ahead(v, ()) if i in self.at.unused else v for i, v in enumerate(inputs))
-        if self.at.reached and (apart := {i: s for i, s in self.at.reached.items() if is_heard(inputs[i])}):
-            return self._gated((first, inputs), seen, apart)
+        apart = {i: s for i, s in self.at.reached.items() if is_heard(inputs[i])} if self.at.reached else {}
+        hooked = [i for i in self.at.arrivals if inputs[i] is not None and has_hooks(inputs[i])]
+        if apart or len(hooked) > 1:
+            return self._gated((first, inputs), seen, apart, hooked)
         outs: tuple[Any, ...] = _Apply.apply(self, (first, inputs), *seen)  # type: ignore[no-untyped-call]
         return outs
 
@@ -190,8 +194,10 @@ class Differentiable:
         given: tuple[Mapping[int, Tensor], Sequence[Any]],
         seen: Sequence[Any],
         apart: Mapping[int, frozenset[int]],
+        hooked: Sequence[int],
     ) -> tuple[Any, ...]:
-        """A call where Python may hear of the gradients of inputs ``apart``, to which not all outputs lead."""
+        """A call where Python may hear of the gradients of inputs ``apart``, to which not all outputs lead, or of
+        several that are ``hooked``, in this order."""
 
         def gradients(ctx: Any, incoming: Sequence[Tensor | None], asked: Callable[[], Sequence[bool]]) -> list[Any]:
             result = _gradients(ctx, incoming, asked)
@@ -199,7 +205,7 @@ class Differentiable:
             return result
 
         return applied(
-            lambda ctx: _ran(ctx, self, given), gradients, seen, apart, self.at.differentiable, len(self.outs)
+            lambda ctx: _ran(ctx, self, given), gradients, seen, apart, hooked, self.at.differentiable, len(self.outs)
         )
 
 
@@ -228,6 +234,7 @@ class _Positions:
     """For each differentiable output those, by number, whose backward passes find something freed after its own."""
     reached: Mapping[int, frozenset[int]]
     """The inputs that not all outputs lead to, each with those that do."""
+    arrivals: tuple[int, ...]
     unused: frozenset[int]
     """The inputs that require grad and get none: a backward pass must not go on to what computed them."""
     writes_inputs: tuple[int, ...]
@@ -273,6 +280,7 @@ class _Positions:
             watched_inputs=watched_inputs,
             watched_outs=watched_outs,
             reached={ins[s]: frozenset(among(outs, of)) for s, of in program.reached.items() if of},
+            arrivals=among(ins, program.arrivals),
             unused=frozenset(ins[s] for s, of in program.reached.items() if not of) if gradients else frozenset(),
             together=tuple(frozenset(among(active, others)) for others in program.together.values()),
             writes_inputs=writes_inputs,

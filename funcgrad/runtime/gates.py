@@ -2,8 +2,9 @@
 backward pass reaches, and calls no hook of another.
 
 Outputs that lead to the same inputs have one node, which takes their gradients; inputs that the same outputs lead to
-have one, a *gate*. The first gate that runs computes all gradients. By then all incoming ones are there: the engine
-runs what was created last first, and what is computed of outputs was created later.
+have one, a *gate*. Of several leaves with hooks each has its own, so that these run in eager PyTorch's order. The first
+gate that runs computes all gradients. By then all incoming ones are there: the engine runs what was created last first,
+and what is computed of outputs was created later.
 """
 
 from __future__ import annotations
@@ -152,34 +153,46 @@ class _Outs(torch.autograd.Function):
         return None, None, None, None, *[token] * ctx.n
 
 
+def _gate(
+    gates: _Gates, places: Sequence[int], run: Callable[[Any], Sequence[Any]] | None, inputs: Sequence[Any]
+) -> Any:
+    """A gate to the inputs at these places; to none, where backward comes to hooks alone."""
+    beyond = [inputs[i] for i in places] or [torch.zeros((), requires_grad=True)]
+    return _Gate.apply(gates, places, run, *beyond)  # type: ignore[no-untyped-call]
+
+
 def applied(
     run: Callable[[Any], Sequence[Any]],
     gradients: Gradients,
     inputs: Sequence[Any],
     reached: Mapping[int, frozenset[int]],
+    hooked: Sequence[int],
     active: Sequence[int],
     n_outs: int,
 ) -> tuple[Any, ...]:
     """The outputs of a call. ``run`` computes them, and saves what backward needs on the node that it is given;
-    ``reached``: the inputs that some outputs do not lead to, by those that do; ``active``: the outputs that may have a
-    gradient."""
+    ``reached``: the inputs that some outputs do not lead to, by those that do; ``hooked``: those of which hooks hear,
+    in the order in which gradients come to them; ``active``: the outputs that may have a gradient."""
     devices = [v.device for v in inputs if isinstance(v, Tensor) and v.device.type != "cpu"]
     gates = _Gates(gradients, len(inputs), n_outs, (*devices, torch.device("cpu"))[0])
     everywhere = frozenset(active)
-    behind: dict[frozenset[int], list[int]] = {}
+    turns = {i: -turn for turn, i in enumerate(hooked)} if len(hooked) > 1 else {}
+    behind: dict[tuple[frozenset[int], int], list[int]] = {}
     for i, value in enumerate(inputs):
         if isinstance(value, Tensor) and value.requires_grad:
-            behind.setdefault(reached.get(i, everywhere), []).append(i)
-    *others, (last, places) = sorted(behind.items(), key=lambda pair: len(pair[0]))
-    tokens = {outs: _Gate.apply(gates, own, None, *(inputs[i] for i in own)) for outs, own in others}  # type: ignore[no-untyped-call]
-    tokens[last], *found = _Gate.apply(gates, places, run, *(inputs[i] for i in places))  # type: ignore[no-untyped-call]
-    alike: dict[frozenset[frozenset[int]], list[int]] = {}
+            behind.setdefault((reached.get(i, everywhere), turns.get(i, 1)), []).append(i)
+    if all(turn < 1 for _, turn in behind):
+        behind[everywhere, 1] = []
+    *others, (last, places) = sorted(behind.items(), key=lambda pair: (pair[0][1], len(pair[0][0])))
+    tokens = {key: _gate(gates, own, None, inputs) for key, own in others}
+    tokens[last], *found = _gate(gates, places, run, inputs)
+    alike: dict[frozenset[Any], list[int]] = {}
     for i in active:
-        alike.setdefault(frozenset(outs for outs in tokens if i in outs), []).append(i)
+        alike.setdefault(frozenset(key for key in tokens if i in key[0]), []).append(i)
     for leads, own in alike.items():
-        led = [token for outs, token in tokens.items() if outs in leads]
+        led = [token for key, token in tokens.items() if key in leads]
         if not led:  # to what the function made: then hooks there are all that backward comes to
-            led.append(_Gate.apply(gates, (), None, torch.zeros((), requires_grad=True)))  # type: ignore[no-untyped-call]
+            led.append(_gate(gates, (), None, inputs))
         made = _Outs.apply(gates, own, [found[i] for i in own], (tokens[last],), *led)  # type: ignore[no-untyped-call]
         for i, value in zip(own, made, strict=True):
             found[i] = value

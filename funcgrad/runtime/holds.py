@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from ..capture.hidden import Itself, equal
-from ..state.guards import compared_fields
+from ..state.values import compared_fields
 
 
 def holds(baked: Any, now: Any) -> bool:

@@ -11,9 +11,10 @@ from torch import Tensor
 from ..levels import below_levels
 from ..slots import Slot
 from ..source import Constants, Source, compile_function
-from ..state.guards import GONE, GONE_TEXT, Place, same
+from ..state.guards import GONE, GONE_TEXT, Place
 from ..state.late import Late, Left
 from ..state.state import print_guards
+from ..state.values import same
 
 
 @frozen(eq=False)

@@ -17,7 +17,7 @@ from torch import Tensor
 from .buffers import is_buffer
 from .caches import entries_of, results_of
 from .code import Mentions, Use, mentions, together
-from .guards import MISSING, Guard, Met, Place, holds_tensors, is_plain, shape_of
+from .guards import MISSING, Guard, Met, Place
 from .hooks import can_be_hooked
 from .impure import is_iterator, refuse_iterator
 from .mentioned import Mentioned
@@ -36,6 +36,7 @@ from .names import (
     uses_of,
 )
 from .reached import CONTAINERS
+from .values import holds_tensors, is_plain, shape_of
 
 _OF_ITEMS = ("__getitem__", "__missing__")
 _MOST_KEPT = 64

@@ -13,6 +13,7 @@ import builtins
 import contextlib
 import dis
 import functools
+import inspect
 import itertools
 import sys
 import threading
@@ -24,6 +25,8 @@ from typing import Any
 import torch
 from attrs import define
 from torch import SymFloat, SymInt, Tensor
+from torch.optim import LBFGS
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ..torch_private.fakes import fake_below
 from ..torch_private.symbols import is_size
@@ -91,6 +94,13 @@ _TAKE_CLASSES = {"isinstance", "issubclass", "map"}
 _NAMES = {name: f"{name} of funcgrad" for name in _CONVERTED}
 """Under which the code of a recorded run finds them among Python's builtins; they stay there, as functions that a run
 has made may be called after it."""
+_OF_OPTIMISERS: tuple[types.FunctionType, ...] = tuple(
+    map(
+        inspect.unwrap,  # type: ignore[arg-type]
+        (LBFGS.step, LBFGS._directional_evaluate, ReduceLROnPlateau.step, ReduceLROnPlateau._reduce_lr),
+    )
+)
+"""Functions of PyTorch's own that make a number of a loss, and keep or compare it."""
 
 
 def asking_globals() -> Globals | None:
@@ -106,13 +116,13 @@ def asking_globals() -> Globals | None:
 
 
 def converting(functions: Iterable[types.FunctionType]) -> Iterator[tuple[types.FunctionType, frozenset[str]]]:
-    """Which of these functions call ``float`` and ``int``, where no code among the same globals does more with
-    them."""
+    """Which of these functions, and of optimisers, call ``float`` and ``int``, where no code among the same globals
+    does more with them."""
     used: dict[tuple[int, str], bool] = {}
     calling: list[tuple[types.FunctionType, frozenset[str]]] = []
-    for function in functions:
-        space = function.__globals__
-        found = _conversions(original(function.__code__)) if package(space.get("__name__")) not in LIBRARIES else ()
+    own = [function for function in functions if package(function.__globals__.get("__name__")) not in LIBRARIES]
+    for function in (*own, *_OF_OPTIMISERS):
+        space, found = function.__globals__, _conversions(original(function.__code__))
         for name, is_called in found:
             is_pythons = name not in space and function.__builtins__ is vars(builtins)  # type: ignore[attr-defined]
             used[id(space), name] = is_called and is_pythons and used.get((id(space), name), True)

@@ -40,12 +40,13 @@ from .buffers import added, held_by, is_buffer, put_into
 from .builtin_methods import call, call_text, overridden
 from .caches import keeps_traced
 from .code import Mentions
-from .guards import MISSING, PLAIN, TORCH_PLAIN, Constant, Met, Place, keys_of, same
+from .guards import MISSING, Constant, Met, Place
 from .hooks import can_be_hooked
 from .names import found_on, is_hook_of_module, item_name, joined, steps_of, uses_of
 from .new_values import Names, New, NewObject, attributes_made, copied, is_copied, is_new
 from .output import Log, Print, Printed, effects_of
 from .shown import ShownValue, numbers_in
+from .values import PLAIN, TORCH_PLAIN, keys_of, same
 from .warned import Warn
 from .watch import Watch
 

@@ -20,10 +20,11 @@ from ..slots import Slot
 from ..torch_private.modules import HOOKS_OF_ALL_MODULES
 from .code import Mentions, mentions, together
 from .found import Found
-from .guards import Guard, Place, copied, same
+from .guards import Guard, Place
 from .hooks import can_be_hooked
 from .names import HOOK_TABLES, TABLES, taken_apart
 from .reached import CONTAINERS
+from .values import copied, same
 
 
 @frozen(eq=False)

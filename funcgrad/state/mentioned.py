@@ -13,11 +13,12 @@ from typing import Any
 
 from .code import Mentions, mentions, together
 from .conversions import is_stand_in, own_names
-from .guards import MISSING, Guard, Met, Place, holds_tensors
+from .guards import MISSING, Guard, Met, Place
 from .impure import is_iterator
 from .names import LIBRARIES, found_on, is_installed_file, is_library, is_of_library, is_of_trace, joined, package
 from .reached import C_FUNCTIONS, Reached
 from .renamed import original
+from .values import holds_tensors
 
 _STREAMS = {"stdin", "stdout", "stderr"}
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)

@@ -17,8 +17,9 @@ from torch import SymFloat, SymInt
 from ..printed_trees import print_unflatten
 from ..slots import Stored
 from ..trees import Tree, maker_of
-from .guards import Constant, is_plain
+from .guards import Constant
 from .names import attributes_of, slots_of
+from .values import is_plain
 
 Names = MutableMapping[Any, str]
 """The variables of a printed call that hold the values of slots, and the objects that it makes."""

@@ -24,9 +24,10 @@ from typing import Any
 from attrs import frozen
 
 from ..slots import Stored
-from .guards import PLAIN, Constant
+from .guards import Constant
 from .names import is_installed, is_installed_file, is_library
 from .shown import AnyLook, formatted, with_texts, without_marks
+from .values import PLAIN
 from .warned import Warn, watch_warnings
 
 _lock = threading.Lock()

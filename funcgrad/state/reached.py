@@ -24,7 +24,7 @@ from ..torch_private.modules import HOOKS_OF_ALL_MODULES
 from .buffers import BUFFERS, held_by, is_buffer
 from .caches import entries_of, results_of
 from .found import Found
-from .guards import MISSING, PLAIN, TORCH_PLAIN, Guard, Met, Place, compared_fields, copied, holds_tensors, shape_of
+from .guards import MISSING, Guard, Met, Place
 from .hooks import can_be_hooked, hook
 from .impure import GENERATORS, Generator, is_iterator, levels_of, refuse_iterator
 from .names import (
@@ -43,6 +43,7 @@ from .names import (
     taken_apart,
 )
 from .output import keeps
+from .values import PLAIN, TORCH_PLAIN, compared_fields, copied, holds_tensors, shape_of
 
 AT_MOST = 20_000
 """Items of a container that is watched."""
@@ -362,7 +363,7 @@ class Reached(Found):
             return
         if id(container) in self.met:  # the attributes of an object, or a container whose place is looked into anew
             self._late[id(container)] = self.met[id(container)]
-        elif len(container) > AT_MOST:
+        elif (dict.__len__(container) if isinstance(container, dict) else len(container)) > AT_MOST:
             self.unwatched[id(container)] = container, name
             return
         else:

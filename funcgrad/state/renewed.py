@@ -22,9 +22,10 @@ import torch
 from attrs import evolve, frozen
 
 from .given import OF_ITEMS
-from .guards import Constant, Guard, Place, is_plain, shape_of
+from .guards import Constant, Guard, Place
 from .hooks import can_be_hooked
 from .names import attributes_of, is_library, item_name, slots_of
+from .values import is_plain, shape_of
 
 _CONTAINERS = (dict, list, set, collections.deque, collections.OrderedDict, types.SimpleNamespace)
 _TABLES = [name for name, held in vars(torch.nn.Module()).items() if isinstance(held, dict)]

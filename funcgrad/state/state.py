@@ -18,12 +18,13 @@ from ..show.shown import Shown
 from ..slots import Stored
 from .effects import Count, Effect, Grow, Refill, Store, Written, refill
 from .given import IntoArguments
-from .guards import MISSING, Constant, Guard, Place, same, same_items
+from .guards import MISSING, Constant, Guard, Place
 from .late import Late
 from .lines import Lines
 from .names import attributes_of, item_name
 from .output import Log, Print
 from .renewed import Brought, Renewed, in_order, items_of, one_by_one, reached_unguarded
+from .values import entries_of, like, same, same_items
 from .warned import Warn
 from .watch import Watch
 
@@ -143,17 +144,20 @@ def _shows(effect: Effect, brought: Brought) -> bool:
 
 
 def of_numbers(guard: Guard) -> list[Guard]:
-    """Of a guard on the contents of a container, in which only numbers are others now: those on each of them."""
-    now, was = guard.place.read(), guard.value
-    if guard.how not in ("items", "entries") or not isinstance(now, (dict, list, deque)) or len(now) != len(was):
+    """Of a guard on the contents of a container, in which only numbers are others now (and tensors, where these may
+    be): those on each of them."""
+    owner, was, how = guard.place.read(), guard.value, guard.how.removeprefix("like ")
+    if how not in ("items", "entries") or not isinstance(owner, (dict, list, deque)):
         return []  # what is not written to by its keys holds no symbols
+    now = entries_of(owner) if isinstance(owner, dict) else owner
     keys = list(was) if isinstance(was, dict) else list(range(len(was)))
-    if isinstance(was, dict) and not same_items(keys, list(now)):
+    if len(now) != len(was) or (isinstance(was, dict) and not same_items(keys, list(now))):
         return []
-    others = [key for key in keys if now[key] is not was[key] and not same(was[key], now[key])]
+    fits = same if how == guard.how else like
+    others = [key for key in keys if now[key] is not was[key] and not fits(was[key], now[key])]
     if any(type(was[key]) not in (int, float) or type(now[key]) is not type(was[key]) for key in others):
         return []
-    return [Guard.of(Place("item", now, key, item_name(guard.place.name, key)), was[key]) for key in others]
+    return [Guard.of(Place("item", owner, key, item_name(guard.place.name, key)), was[key]) for key in others]
 
 
 def print_guards(

@@ -32,7 +32,7 @@ from .caches import entries_of
 from .code import Mentions, builtins_in, loads_of, mentions, together
 from .conversions import Globals, converting, own_names
 from .given import OF_ITEMS, given_of
-from .guards import MISSING, Guard, Met, Place, copied
+from .guards import MISSING, Guard, Met, Place
 from .hooks import hooked_environment, listening, unhook
 from .impure import Generator, asks_clock, put_back, warn_of_clocks
 from .lines import Lines
@@ -53,6 +53,7 @@ from .names import (
 )
 from .reached import CONTAINERS
 from .renamed import original
+from .values import copied
 
 
 class RunsUnnoted(BaseException):  # a signal

@@ -124,6 +124,7 @@ def differentiable(
         cotangents=layouts,
         together={slot: joint.together[slot] for slot in active} if joint.together else {},
         reached=joint.reached,
+        arrivals=joint.arrivals,
         has_effects=passes is not None and _has_effects(passes.graph),
         pullback=derivative,
         requires_grad=[slot for slot in ins if inner.facts.requires_grad(slot)],  # type: ignore[arg-type]

@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..graph_primitives import AnyNumber, Path, Read, numbers_replaced, sizes_varied
+from ..graph_primitives import AnyNumber, Path, Read, has_symbols, numbers_replaced, sizes_varied
 from ..runtime.cache import leaves_path
 
 
-def last_with_symbols(path: Path, known: Sequence[Sequence[Read]]) -> Any:
+def paths_to_try(path: Path, known: Sequence[Sequence[Read]], sizes: bool) -> list[Path]:
+    """A path with symbols for numbers that are others in other calls, if there are any, and as it is. ``known``: what
+    other programs read; ``sizes``: whether sizes may be symbols, too."""
+    last = _last_with_symbols(path, known if sizes else ()) if path else None
+    likely = _with_first_float(path, known) if not path or last is path[-1] else (*path[:-1], last)
+    return [path] if likely is path else [likely, path]
+
+
+def _last_with_symbols(path: Path, known: Sequence[Sequence[Read]]) -> Any:
     """The last that is read on a path, with symbols for numbers: of sizes, for those that are others on a path that
     is ``known``."""
     value, i = path[-1], len(path) - 1
@@ -20,6 +28,16 @@ def last_with_symbols(path: Path, known: Sequence[Sequence[Read]]) -> Any:
             if i < len(reads) and type(reads[i].value) is tuple and not leaves_path(reads[:i], path[:i]):
                 value = sizes_varied(value, reads[i].value)
     return value
+
+
+def _with_first_float(path: Path, known: Sequence[Sequence[Read]]) -> Path:
+    """A path with a symbol where programs on other paths, or for other state, read a float first, if none is on it:
+    no two calls read the same."""
+    if has_symbols(path):
+        return path
+    later = [(i, read.value) for reads in known for i, read in enumerate(reads) if i >= len(path)]
+    floats = [i for i, value in later if type(value) is float or value == AnyNumber(float)]
+    return (*path, *[None] * (min(floats) - len(path)), AnyNumber(float)) if floats else path
 
 
 def with_numbers(path: Path, read: dict[int, Any]) -> Path:

@@ -65,7 +65,7 @@ from ..torch_private.modes import modes_entered, outside_dispatch_modes, saved_a
 from .arguments import take_apart
 from .capturing import capture_call
 from .definition import Definition, definition_line, name_of
-from .paths import differs, last_with_symbols, with_numbers
+from .paths import differs, paths_to_try, with_numbers
 from .peel import Printed
 
 _ATTEMPTS = 4
@@ -328,12 +328,9 @@ class Programs(abc.ABC):
         if not self._at_level:  # there, what is read of objects is read again for each derivative
             inputs = with_objects(inputs, self._cache.programs)
         attempts = [path]
-        if path and self._options.dynamic is not False and self._options.numerics == "fast":
-            of_sizes = self._options.memory_budget is None  # such programs are for known sizes
-            last = last_with_symbols(
-                path, [program.joint.reads for program in self._cache.programs] if of_sizes else []
-            )
-            attempts = [path] if last is path[-1] else [(*path[:-1], last), path]
+        if self._options.dynamic is not False and self._options.numerics == "fast":
+            known = [program.joint.reads for program in self._cache.programs]
+            attempts = paths_to_try(path, known, self._options.memory_budget is None)
         if has_symbols(path):
             attempts.append(tuple(map(known_now, path)))
         for attempt in attempts[:-1]:
