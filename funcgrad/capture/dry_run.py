@@ -17,7 +17,7 @@ from ..graph_primitives import Path
 from ..graphs import type_text
 from ..options import Randomness
 from ..slots import Arg, Base, Captured, NewGradient, NewMemory, Slot, Stored
-from ..state.effects import Written, same_effects
+from ..state.effects import same_effects
 from ..state.given import into_arguments
 from ..state.hooks import listening
 from ..state.impure import refuse_draw
@@ -25,6 +25,7 @@ from ..state.late import Late
 from ..state.renewed import Brought
 from ..state.state import State, state_of
 from ..state.watch import Watch
+from ..state.written import Written
 from ..subclasses import inner_tensors
 from ..torch_private.functional import from_functional
 from ..torch_private.levels import transform_active

@@ -25,8 +25,9 @@ from ..checkpoint_policies import Policy
 from ..errors import FuncgradError
 from ..options import BackwardAutocast, Randomness
 from ..slots import Arg, Captured, Final, NewGradient, NewMemory, Signature, Slot, State, Stored
-from ..state.effects import Effect, Written, same_effects
+from ..state.effects import Effect, same_effects
 from ..state.watch import Watch
+from ..state.written import Written
 from ..subclasses import inner_tensors
 from ..trees import Tree
 from .capture_sources import GradientOf

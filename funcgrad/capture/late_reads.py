@@ -6,10 +6,10 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from ..slots import Slot
-from ..state.effects import Written
 from ..state.guards import Guard, Place
 from ..state.late import Late, ReadInBackward
 from ..state.watch import Watch
+from ..state.written import Written
 from .capture_sources import Origin
 from .facts import Facts, Source
 

@@ -21,9 +21,9 @@ from attrs import define, field
 from torch import SymBool, SymFloat, SymInt, Tensor
 
 from .. import refusals
-from ..state.effects import Written
 from ..state.new_values import attributes_made, is_made_of_attributes
 from ..state.watch import Watch
+from ..state.written import Written
 from ..subclasses import is_traced
 from ..torch_private.functional import FunctionalTensor
 from ..trees import Container, Leaf, Tree, flatten, names_of

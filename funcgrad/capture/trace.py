@@ -18,12 +18,12 @@ from ..graphs import type_text
 from ..levels import below_levels
 from ..options import BackwardAutocast, Randomness
 from ..slots import Cotangent, Input, Late, Slot
-from ..state.effects import Written
 from ..state.guards import Place
 from ..state.hooks import listening
 from ..state.lines import user_line
 from ..state.output import Printed, keeping, put_out_again
 from ..state.watch import Watch
+from ..state.written import Written
 from ..subclasses import Wrapping, inner_tensors, is_traced, parts
 from ..tags import Tag, tag
 from ..torch_private.fakes import FakeTensor, fake_mode_of, is_bare_functional, silence_where, without_modes

@@ -16,7 +16,7 @@ from .. import refusals
 from ..show.parts import Doc, Table
 from ..show.shown import Shown
 from ..slots import Stored
-from .effects import Count, Effect, Grow, Refill, Store, Written, refill
+from .effects import Count, Effect, Grow, Refill, Store, refill
 from .given import IntoArguments
 from .guards import MISSING, Constant, Guard, Place
 from .late import Late
@@ -27,6 +27,7 @@ from .renewed import Brought, Renewed, in_order, items_of, one_by_one, reached_u
 from .values import entries_of, like, same, same_items
 from .warned import Warn
 from .watch import Watch
+from .written import Written
 
 _FEW = 32
 """Items of a container that are compared one by one in the printed call."""

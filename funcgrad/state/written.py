@@ -1,0 +1,404 @@
+"""What one run has left in Python state: found by comparison with what was there, as effects, and undone. What cannot
+be carried out on each call is refused."""
+
+from __future__ import annotations
+
+import collections
+import contextvars
+import datetime
+import decimal
+import enum
+import fractions
+import itertools
+import os
+import pathlib
+import types
+import uuid
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import refusals
+from ..errors import ContainerError
+from ..slots import Stored
+from ..subclasses import is_traced
+from ..torch_private.tensors import is_transform_wrapper, unwrap_transform
+from ..trees import LEAF, flatten
+from .buffers import added, held_by, is_buffer, put_into
+from .builtin_methods import call
+from .caches import keeps_traced
+from .code import Mentions
+from .effects import Count, Effect, Grow, Refill, Store, refill
+from .guards import MISSING, Met, Place
+from .hooks import can_be_hooked
+from .names import found_on, is_hook_of_module, item_name, joined, steps_of, uses_of
+from .new_values import New, NewObject, attributes_made, copied, is_copied, is_new
+from .output import Log, Print, Printed, effects_of
+from .shown import ShownValue, numbers_in
+from .values import PLAIN, TORCH_PLAIN, keys_of, same
+from .warned import Warn
+from .watch import Watch
+
+_CONSTANT = (
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    decimal.Decimal,
+    fractions.Fraction,
+    pathlib.PurePath,
+    uuid.UUID,
+)
+_NAMED = (enum.Enum, type, types.ModuleType, types.BuiltinFunctionType, weakref.ReferenceType)
+_KEPT = (*PLAIN, *TORCH_PLAIN, np.generic, *_CONSTANT, *_NAMED)
+"""What may be stored as it is: nobody can tell one from another, or it is there for good."""
+
+
+_TURNS = 64
+"""How often a loop may increase a number, for that to be found."""
+_ITEM_BY_ITEM = 64
+"""Items of a list that is stored, and as long as before, that are guarded one by one: numbers among them may become
+inputs."""
+_OF_RNN = ("_flat_weights", "_flat_weight_refs")
+"""Where torch's recurrent modules keep lists of their weights, new ones whenever one is swapped
+(``functional_call``)."""
+
+
+class Written:
+    """What one run left in Python state: ``effects``, the tensors among them by slot (``stores``), and a way back
+    (``undo``).
+
+    ``known``: maps a tensor of the trace to the real one it stands for, if that is what a place held before.
+    ``varying``: the stores of numbers that are others in other calls. ``printed``: what it printed, and
+    the tensors and numbers in it, ``shown``.
+    """
+
+    def __init__(
+        self,
+        watch: Watch,
+        said: Mentions,
+        known: Callable[[Any], Any],
+        varying: Collection[str] = (),
+        printed: Sequence[Printed] = (),
+        shown: Sequence[ShownValue] = (),
+    ) -> None:
+        self._watch, self._said, self._known, self._varying = watch, said, known, varying
+        self.effects: list[Effect] = []
+        self.stores: dict[Stored, Any] = {}
+        self.firsts = set[Stored]()
+        """The stores of what is itself stored in a place that held nothing, or None."""
+        self.plain: dict[Stored, Any] = {}
+        """What would be stores if it depended on an input."""
+        self._made: dict[int, tuple[Any, NewObject]] = {}
+        """By identity, objects that the run made, and what is to be made instead."""
+        self.counted: set[Any] = set()
+        """The identities of places whose values are only counted: no guard is needed."""
+        self._back: list[Callable[[], None]] = []
+        self._refused: list[tuple[str, str]] = []
+        for met in (*watch.met.values(), *watch.given_items):
+            self._compare(met)
+        slots = (*watch.slots.values(), *watch.given_slots)
+        for place, before in (*watch.globals.values(), *watch.cells.values(), *slots):
+            self._place(place, before, place.read())
+        for kind, had in watch.classes.items():
+            self._class(kind, had)
+        self._environment()
+        self.effects += [self._with_texts(effect, shown) for effect in effects_of(printed)]
+        self._back.extend(cache.cache_clear for cache, _, _ in watch.caches if keeps_traced(cache))
+
+    @property
+    def made(self) -> Collection[int]:
+        """The identities of objects that the run made and stored."""
+        return self._made.keys()
+
+    @property
+    def places(self) -> Iterator[Place]:
+        """Where single values were written that are not only counted."""
+        for effect in self.effects:
+            if isinstance(effect, (Store, Count)) and effect.place.identity not in self.counted:
+                yield effect.place
+
+    @property
+    def containers(self) -> Iterator[Any]:
+        """The containers that were given other contents."""
+        yield from (effect.container for effect in self.effects if isinstance(effect, (Grow, Refill)))
+
+    @property
+    def owners(self) -> Iterator[Any]:
+        """What was written to, of whatever kind."""
+        yield from self.containers
+        yield from (effect.place.owner for effect in self.effects if isinstance(effect, (Store, Count)))
+
+    def undo(self) -> None:
+        """Everything is as it was before the run."""
+        for back in reversed(self._back):
+            back()
+        self._back.clear()
+
+    @property
+    def is_replayable(self) -> bool:
+        return not self._refused
+
+    def require_replayable(self) -> None:
+        """Raise ``MutationError`` for what cannot be replayed; hooks on modules a first call alone may register."""
+        if self._refused:
+            refused = refusals.STORES_OBJECT(*self._refused[0][::-1], where=self._refused[0][0])
+            refused.initialises = all(is_hook_of_module(name) for name, _ in self._refused)
+            raise refused
+
+    # ── what is compared ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def _compare(self, met: Met) -> None:
+        container, before = met.container, met.before
+        if isinstance(container, dict):
+            keys = keys_of(container)
+            names = [*dict.fromkeys([*before, *keys])]
+            self._back.append(lambda: _in_order(container, before))
+            for key in names:
+                if isinstance(met.of, torch.nn.RNNBase) and key in _OF_RNN:
+                    self._back.append(lambda key=key: container.__setitem__(key, before[key]))  # type: ignore[misc]
+                    continue
+                name = joined(met.name, str(key)) if met.of is not None else item_name(met.name, key)
+                self._place(
+                    Place("item", container, key, name),
+                    before.get(key, MISSING),
+                    dict.get(container, key, MISSING),
+                    met.of,
+                )
+            if met.of is None and [k for k in names if dict.__contains__(container, k)] != keys:
+                self._reordered(met)
+        elif isinstance(container, np.ndarray):
+            if container.tobytes() != before.tobytes():
+                self._watch.written.add(id(container))
+                self.effects.append(Refill(container, met.name, New(LEAF, (container.copy(),))))
+                self._back.append(lambda: np.copyto(container, before))
+        elif is_buffer(container):
+            if (now := held_by(container)) != before and not now:
+                self._refused.append((met.name, "a stream that it closes"))
+            elif now != before:
+                self._watch.written.add(id(container))
+                more = added(before, now) if self._watch.only_grows(container) else None
+                if more is None:
+                    self._watch.replaced.add(id(container))
+                how, new = (Refill, now) if more is None else (Grow, more)
+                self.effects.append(how(container, met.name, New(LEAF, (new,))))
+                self._back.append(lambda: put_into(container, before))
+        elif isinstance(container, contextvars.Context):
+            changed = [v for v, now in container.items() if now is not before.get(v, MISSING)]
+            self._refused += [(f"{met.name}[{v.name}]", "a value in a context of its own") for v in changed]
+            self._back += [lambda v=v: container.run(v.set, before[v]) for v in changed if v in before]  # type: ignore[misc]
+        elif isinstance(container, (list, collections.deque)):
+            self._items(met)
+        elif isinstance(container, set) and container != before:
+            self._watch.written.add(id(container))
+            self._back.append(lambda: refill(container, before))
+            only_more = container > before and uses_of(met.name, self._said) == {"grow"}
+            new = self._new([*(container - before if only_more else container)], met.name)
+            if new is not None:
+                self.effects.append((Grow if only_more else Refill)(container, met.name, new))
+
+    def _reordered(self, met: Met) -> None:
+        """A dict holds its items in another order than stores leave them in: all of it is stored."""
+        self._watch.written.add(id(met.container))
+        self._watch.replaced.add(id(met.container))
+        self.effects = [
+            e for e in self.effects if not (isinstance(e, (Store, Count)) and e.place.owner is met.container)
+        ]
+        new = self._new(dict(met.container), met.name)
+        if new is not None:
+            self.effects.append(Refill(met.container, met.name, new))
+
+    def _items(self, met: Met) -> None:
+        container, before = met.container, met.before
+        pairs = enumerate(zip(before, container, strict=False))
+        changed = [i for i, (had, now) in pairs if not self._same(Place("item", container, i, "").identity, had, now)]
+        n, before = len(before), [self._watch.number(v) for v in before]
+        if not changed and len(container) == n:
+            self._back.append(
+                lambda: (
+                    refill(container, before)
+                    if any(a is not b for a, b in zip(before, container, strict=False))
+                    else None
+                )
+            )
+            return
+        self._back.append(lambda: refill(container, before))
+        self._watch.written.add(id(container))
+        counts = [
+            self._counted(Place("item", container, i, item_name(met.name, i)), before[i], container[i]) for i in changed
+        ]
+        if len(container) == n and all(counts):
+            self._count(*counts)
+            return
+        may_grow = id(container) in self._watch.given or uses_of(met.name, self._said) == {"grow"}
+        grown = not changed and len(container) > n and may_grow
+        if not grown:
+            self._watch.replaced.add(
+                ("items", id(container)) if len(container) == n <= _ITEM_BY_ITEM else id(container)
+            )
+        new = self._new(list(container)[n:] if grown else list(container), met.name)
+        if new is not None:
+            self.effects.append((Grow if grown else Refill)(container, met.name, new))
+
+    def _counted(self, place: Place, start: Any, now: Any, otherwise: Any = MISSING) -> Count | None:
+        """The effect, if a number is only ever increased by one constant."""
+        unseen = self._watch.whole | self._watch.given.keys()
+        is_number = type(start) in (int, float) and type(now) in (int, float) and id(place.owner) not in unseen
+        if not is_number or uses_of(place.name, self._said) != {"count"}:
+            return None
+        for step in steps_of(place.name, self._said):
+            reached = start
+            for times in range(1, _TURNS + 1 if step else 1):
+                reached = reached + step[1]  # type: ignore[index]
+                if same(reached, now):
+                    return Count(place, step[1], times, otherwise)  # type: ignore[index]
+        return None
+
+    def _count(self, *counts: Count | None) -> None:
+        self.effects += [count for count in counts if count is not None]
+        self.counted.update(count.place.identity for count in counts if count is not None)
+
+    def _place(self, place: Place, before: Any, now: Any, of: Any = None) -> None:
+        unchanged = self._same(place.identity, before, now)
+        if not (unchanged and (now is before or place.identity in self._watch.stand_ins)):
+            self._back.append(lambda: place.write(before))
+        if unchanged:
+            return
+        self._watch.written.add(id(place.owner))
+        if now is MISSING:
+            if place.kind == "context":
+                self._refused.append((place.name, "no value"))
+            self._watch.stored.append((place, before))
+            self.effects.append(Store(place, None))
+            return
+        start = before if before is not MISSING or of is None else found_on(type(of), str(place.key))[1]
+        read = (id(place.owner if of is None else of), str(place.key)) in self._watch.unmentioned
+        count = None if read else self._counted(place, start, now, start if before is MISSING else MISSING)
+        if count is not None:
+            self._count(count)
+            return
+        self._watch.replaced.add(place.identity)
+        if place.kind == "class" or (of is not None and not can_be_hooked(type(of))):
+            self._watch.stored.append((place, before))
+        new = self._new(now, place.name)
+        if new is not None:
+            if before is None or before is MISSING:
+                self.firsts.update(leaf for leaf in new.leaves if isinstance(leaf, Stored))
+            self.effects.append(Store(place, new))
+
+    def _class(self, kind: type, had: Mapping[str, Any]) -> None:
+        for name in dict.fromkeys([*had, *(k for k in kind.__dict__ if not k.startswith("__"))]):
+            self._place(
+                Place("class", kind, name, f"{kind.__name__}.{name}"),
+                had.get(name, MISSING),
+                kind.__dict__.get(name, MISSING),
+            )
+
+    def _environment(self) -> None:
+        before, now = self._watch.variables, dict(os.environ)
+        for name in before.keys() | now.keys() if before != now else ():
+            if before.get(name) != now.get(name):
+                place = Place("environ", os.environ, name, f"os.environ[{name!r}]")
+                self._place(place, before.get(name, MISSING), now.get(name, MISSING))
+
+    # ── what is stored ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _same(self, identity: Any, before: Any, now: Any) -> bool:
+        """Whether a place holds what it held: of a number that is an input, what stands for it there, as other
+        values may be equal now. A weak reference to what the run made, and nobody keeps, is none."""
+        was_none = before is None or before is MISSING or isinstance(before, weakref.ReferenceType)
+        if isinstance(now, weakref.ReferenceType) and was_none and now is not before:
+            return not self._watch.knows(now())
+        if identity in self._watch.stand_ins:
+            return any(now is stand_in for stand_in in self._watch.stand_ins[identity])
+        return now is before or (isinstance(now, Tensor) and self._known(now) is before)
+
+    def _new(self, value: Any, name: str) -> New | None:
+        """What to store, or None: it is refused."""
+        if self._is_kept(value) or not is_new(value):
+            return self._taken_apart(value, name)
+        made = self._object(value, name)
+        return None if made is None else New(LEAF, (made,))
+
+    def _taken_apart(self, value: Any, name: str) -> New | None:
+        try:
+            leaves, tree, paths = flatten(
+                value, name, lambda inside: self._is_kept(inside) or (inside is not value and is_new(inside))
+            )
+        except ContainerError as error:
+            self._refused.append((error.where or name, "a container that holds itself"))
+            return None
+        found: list[Any] = []
+        for leaf, path in zip(leaves, paths, strict=True):
+            if isinstance(leaf, Tensor) and is_transform_wrapper(leaf) and is_traced(unwrap_transform(leaf)):
+                self._refused.append((path, "a tensor of a transform of torch.func that has ended by then"))
+                return None
+            slot = self._slot(path)
+            if isinstance(leaf, (Tensor, torch.SymFloat, torch.SymInt)) or str(slot) in self._varying:
+                self.stores[slot] = leaf
+                found.append(slot)
+            elif self._is_kept(leaf):
+                self.plain[slot] = leaf
+                found.append(leaf)
+            elif (made := self._object(leaf, path)) is not None:
+                found.append(made)
+            else:
+                self._refused.append((path, f"a new {type(leaf).__name__}"))
+                return None
+        return New(tree, tuple(found))
+
+    def _slot(self, path: str) -> Stored:
+        """A slot of its own: two keys of a dict, and two objects, may read alike."""
+        names = (path if i == 1 else f"{path}#{i}" for i in itertools.count(1))
+        return next(slot for name in names if (slot := Stored(name)) not in self.stores and slot not in self.plain)
+
+    def _with_texts(self, effect: Print | Log | Warn, shown: Sequence[ShownValue]) -> Print | Log | Warn:
+        """What is printed, with the tensors and numbers whose texts stand in it."""
+        if isinstance(effect, Warn):
+            return effect
+        texts = []
+        for i in numbers_in(effect.text):
+            value, look = shown[i]
+            texts.append((self._slot(f"text {i}"), look))
+            self.stores[texts[-1][0]] = value
+        if isinstance(effect, Print):
+            return Print(effect.text, tuple(texts))
+        return Log(effect.logger, effect.record, tuple(texts))
+
+    def _object(self, value: Any, path: str) -> NewObject | None:
+        """An object that the run made, to be made anew; None for one that is more than its attributes."""
+        _, made = self._made.get(id(value), (None, None))
+        if made is not None:
+            made.is_shared = True
+            if made.inside is None and made.is_container:
+                self._refused.append((path, "a container that holds itself"))
+            return made
+        if is_copied(value, self._is_kept):
+            made = NewObject(type(value), like=copied(value))
+            self._made[id(value)] = value, made
+            return made
+        if not is_new(value):
+            return None
+        made = NewObject(type(value))
+        self._made[id(value)] = value, made
+        made.inside = self._taken_apart(value if made.is_container else attributes_made(value), path)
+        return None if made.inside is None else made
+
+    def _is_kept(self, value: Any) -> bool:
+        """Whether a value is stored as it is."""
+        if isinstance(value, types.MethodType):
+            return self._watch.knows(value.__self__) and self._watch.knows(value.__func__)
+        if type(value) is frozenset:
+            return all(map(self._is_kept, value))
+        return self._watch.knows(value) or (isinstance(value, _KEPT) and value is not None)
+
+
+def _in_order(container: dict[Any, Any], before: Mapping[Any, Any]) -> None:
+    """Give a dict the order it had; it is never without what other threads may read of it."""
+    keys = keys_of(container)
+    if len(keys) == len(before) and any(a is not b for a, b in zip(keys, before, strict=True)):  # keys may be tensors
+        for key in before:
+            call(container, "__setitem__", key, call(container, "pop", key))
