@@ -356,3 +356,25 @@ def test_values_that_do_not_fit_where_they_go_are_refused_as_in_eager(shape, acc
         assert str(error) in str(found.value)
     else:
         torch.testing.assert_close(fg.jit(f)(x, v), expected)
+
+
+@pytest.mark.parametrize(
+    "put",
+    [
+        lambda x, at, v: x.index_put((at,), v),
+        lambda x, at, v: x.index_put((at,), v, accumulate=True),
+        lambda x, at, v: x.index_add(0, at, v),
+        lambda x, at, v: x.index_copy(0, at, v),
+        lambda x, _, v: F.layer_norm(x, (2,), v[0], v[0]),
+        lambda x, _, v: F.group_norm(x, 1, v[0], v[0]),
+        lambda x, _, v: F.batch_norm(x, v[0], v[0], v[0], v[0], training=True),
+        lambda x, at, v: F.nll_loss(x[:2], at // 2, v[0]),
+    ],
+)
+def test_values_of_another_dtype_are_refused_as_in_eager(put):
+    given = torch.zeros(4, 2, dtype=torch.float64), torch.tensor([2, 0]), torch.ones(2, 2)
+    with pytest.raises(RuntimeError) as expected:
+        put(*given)
+    with pytest.raises(RuntimeError) as found:
+        fg.jit(put)(*given)
+    assert str(found.value) == str(expected.value)

@@ -94,6 +94,8 @@ def _index(x: Value, given: Sequence[Value | None], *, out: Any) -> Any:
 def _nll_loss(x: Value, target: Value, weight: Value | None, how: int, ignored: int, *, out: Any) -> Any:
     if not x.dtype.is_floating_point or target.dtype != torch.int64:
         return NotImplemented
+    if weight is not None and weight.dtype != x.dtype:
+        return NotImplemented
     wide, classes = wide_dtype(x.dtype), x.shape[1 if len(x.shape) > 1 else 0]
     own: list[Index | Value] = list(own_index(target.shape))
     own.insert(1 if len(x.shape) > 1 else 0, target)

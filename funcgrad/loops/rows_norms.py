@@ -19,10 +19,18 @@ from .values import (
 )
 
 
+def _takes(x: Value, *given: Value | None) -> bool:
+    """Whether eager PyTorch takes weights and statistics of these dtypes; a trace does not ask."""
+    wide = wide_dtype(x.dtype)
+    return all(v is None or v.dtype in (x.dtype, wide) for v in given)
+
+
 @row(aten.native_layer_norm.default)
 def _layer_norm(
     x: Value, shape: Sequence[int], weight: Value | None, bias: Value | None, eps: float, *, out: Any
 ) -> Any:
+    if not _takes(x, weight, bias):
+        return NotImplemented
     wide = wide_dtype(x.dtype)
     dims = list(range(len(x.shape) - len(shape), len(x.shape)))
     wx = cast(x, wide)
@@ -67,7 +75,7 @@ def _per_channel(value: Value, rank: int) -> Value:
 @row(aten._native_batch_norm_legit_functional.default, aten._native_batch_norm_legit.no_stats)
 def _batch_norm(x: Value, weight: Value | None, bias: Value | None, *rest: Any, out: Any) -> Any:
     means, variances, training, momentum, eps = rest if len(rest) == 5 else (None, None, *rest)
-    if not training:
+    if not training or not _takes(x, weight, bias, means, variances):
         return NotImplemented
     wide, rank = wide_dtype(x.dtype), len(x.shape)
     dims = [d for d in range(rank) if d != 1]
@@ -140,6 +148,8 @@ def _group_norm(
     *,
     out: Any,
 ) -> Any:
+    if not _takes(x, weight, bias):
+        return NotImplemented
     wide = wide_dtype(x.dtype)
     wx = _grouped(cast(x, wide), n, groups, channels)
     variance, mean = variance_and_mean(wx, [2, 3], 0, True)

@@ -49,6 +49,8 @@ def _embedding_backward(g: Value, at: Value, words: int, padding: int, scale: bo
 def _index_put(x: Value, given: Sequence[Value | None], values: Value, accumulate: bool = False, *, out: Any) -> Any:
     if any(at is not None and at.dtype not in WHOLE for at in given) or (accumulate and not is_arithmetic(x.dtype)):
         return NotImplemented
+    if values.dtype != x.dtype:  # which eager PyTorch refuses, and a trace does not
+        return NotImplemented
     dims = [d for d, at in enumerate(given) if at is not None]
     wide = broadcast_shapes([at.shape for at in given if at is not None])
     first = dims[0] if dims[-1] - dims[0] + 1 == len(dims) else 0
@@ -62,14 +64,16 @@ def _index_put(x: Value, given: Sequence[Value | None], values: Value, accumulat
 
 @row(aten.index_add.default)
 def _index_add(x: Value, dim: int, at: Value, source: Value, *, alpha: Any = 1, out: Any) -> Any:
-    if not is_arithmetic(x.dtype) or not fits(alpha, x.dtype):
+    if not is_arithmetic(x.dtype) or not fits(alpha, x.dtype) or source.dtype != x.dtype:
         return NotImplemented
     return _along(x, dim, at, source if alpha == 1 else source * into(alpha, x.dtype), "sum")
 
 
 @row(aten.index_copy.default)
 def _index_copy(x: Value, dim: int, at: Value, source: Value, *, out: Any) -> Any:
-    return _along(x, dim, at, source, None) if at.dtype == torch.int64 else NotImplemented
+    if at.dtype != torch.int64 or source.dtype != x.dtype:
+        return NotImplemented
+    return _along(x, dim, at, source, None)
 
 
 @row(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)

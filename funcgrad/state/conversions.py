@@ -13,7 +13,6 @@ import builtins
 import contextlib
 import dis
 import functools
-import inspect
 import itertools
 import sys
 import threading
@@ -25,10 +24,9 @@ from typing import Any
 import torch
 from attrs import define
 from torch import SymFloat, SymInt, Tensor
-from torch.optim import LBFGS
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ..torch_private.fakes import fake_below
+from ..torch_private.optimisers import CONVERTING
 from ..torch_private.symbols import is_size
 from .code import GLOBAL, without_padding
 from .names import LIBRARIES, package
@@ -94,13 +92,6 @@ _TAKE_CLASSES = {"isinstance", "issubclass", "map"}
 _NAMES = {name: f"{name} of funcgrad" for name in _CONVERTED}
 """Under which the code of a recorded run finds them among Python's builtins; they stay there, as functions that a run
 has made may be called after it."""
-_OF_OPTIMISERS: tuple[types.FunctionType, ...] = tuple(
-    map(
-        inspect.unwrap,  # type: ignore[arg-type]
-        (LBFGS.step, LBFGS._directional_evaluate, ReduceLROnPlateau.step, ReduceLROnPlateau._reduce_lr),
-    )
-)
-"""Functions of PyTorch's own that make a number of a loss, and keep or compare it."""
 
 
 def asking_globals() -> Globals | None:
@@ -121,7 +112,7 @@ def converting(functions: Iterable[types.FunctionType]) -> Iterator[tuple[types.
     used: dict[tuple[int, str], bool] = {}
     calling: list[tuple[types.FunctionType, frozenset[str]]] = []
     own = [function for function in functions if package(function.__globals__.get("__name__")) not in LIBRARIES]
-    for function in (*own, *_OF_OPTIMISERS):
+    for function in (*own, *CONVERTING):
         space, found = function.__globals__, _conversions(original(function.__code__))
         for name, is_called in found:
             is_pythons = name not in space and function.__builtins__ is vars(builtins)  # type: ignore[attr-defined]
