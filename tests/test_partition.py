@@ -249,3 +249,24 @@ def test_what_takes_a_loop_of_its_own_is_not_computed_again(f):
     """It fuses into nothing, so that computing it in backward is no few operations in the kernel that reads it."""
     split = fg.jit(f, backend="c").program(torch.rand(64, 8, requires_grad=True)).partition
     assert not split.again
+
+
+@pytest.mark.parametrize(
+    "pick",
+    [
+        torch.max,
+        lambda h: h.view(8, 5).amin(1),
+        lambda h: torch.linalg.vector_norm(h, float("inf")),
+    ],
+    ids=["max", "amin", "norm"],
+)
+def test_what_is_compared_with_its_own_maximum_is_saved(pick):
+    """Computed again by another kernel, it may differ by a rounding: then no element is the maximum."""
+
+    def f(x):
+        return (pick(x.tanh()).sum() * x)[1:].sin().sum()
+
+    x = torch.randn(40, dtype=torch.float64, requires_grad=True)
+    compiled = fg.jit(f)
+    assert "is compared with" in str(compiled.program(x).partition)
+    torch.testing.assert_close(*(torch.autograd.grad(g(x), x)[0] for g in (compiled, f)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor, fx
 
 from ..graph_primitives import Opaque
@@ -13,6 +14,14 @@ from ..joint import Joint
 from ..slots import Cotangent, Final
 from ..tags import Said, Tag, said_of, tag, tags_of
 from ..torch_private.operators import is_operator, is_torchs_own
+
+_aten = torch.ops.aten
+_PICKS = {
+    _aten.max.default, _aten.min.default, _aten.amax.default, _aten.amin.default, _aten.median.default,
+    _aten.nanmedian.default, _aten.linalg_vector_norm.default, _aten.norm.Scalar, _aten.norm.ScalarOpt_dim,
+}  # fmt: skip
+"""What gives elements of a tensor (norms: where they are maxima)."""
+_EXACT = {_aten.abs.default, _aten.neg.default, _aten.clone.default}
 
 
 def _tag_write(slot: Final, source: fx.Node) -> None:
@@ -55,9 +64,27 @@ def tag_joint(joint: Joint) -> None:
             tag(node, flag, _effect(node))
             if flag is Tag.MUST_BE_IN_FORWARD:
                 tag(node, Tag.MUST_SAVE, _effect(node))
+        elif node.target is _aten.eq.Tensor and pass_of(node) == "backward":
+            _tag_compared(node)
     for node, flag, why in judgements(graph):
         if flag is not Tag.PREFER_RECOMPUTE or Tag.MUST_SAVE not in tags_of(node).flags:
             tag(node, flag, why)
+
+
+def _tag_compared(node: fx.Node) -> None:
+    """Where a value is compared with one of its own elements that was picked in forward (a maximum), it is the value
+    that was there: computed again by another kernel, it may differ by a rounding, and no element is found."""
+    for value, picked in itertools.permutations(_exact(a) for a in node.all_input_nodes):
+        is_own = picked.target in _PICKS and any(_exact(a) is value for a in picked.all_input_nodes)
+        if is_own and value.op == "call_function" and pass_of(value) == "forward":
+            tag(value, Tag.MUST_SAVE, f"is compared with {picked.name}: computed again, it may round otherwise")
+
+
+def _exact(node: fx.Node) -> fx.Node:
+    """What a node has the elements of, but for their signs."""
+    while (is_view(node) or node.target in _EXACT) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node
 
 
 def _effect(node: fx.Node) -> str:
