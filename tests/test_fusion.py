@@ -337,6 +337,14 @@ def test_what_a_later_kernel_does_not_compute_again():
     assert large_temporaries(read_in_many_ways, v, torch.randn(80, 80)) > 0
 
 
+@pytest.mark.parametrize("width", [64, 200])
+def test_what_is_compared_with_its_own_maximum_is_not_computed_again(width):
+    """It was, by a loop that rounded otherwise, in which no element was equal to the maximum: its gradient was lost."""
+    x = torch.randn(200, width)
+    assert large_temporaries(lambda x: (x.sin().amax(0) * x).sum(), x) == 1
+    assert large_temporaries(lambda x: (x.exp().abs().amin(0) * x).sum(), x) == 1
+
+
 def test_a_scan_of_equal_numbers_is_kept_before_it_is_read():
     """Of many reductions, more than one walk reads at once, all read the scan."""
 

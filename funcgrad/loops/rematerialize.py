@@ -29,6 +29,7 @@ before."""
 _LOOKS = 3
 """Ways in which it looks at tensors: what takes an element from each of many places (a window) is read from one."""
 
+_EQUALITIES = ("eq", "ne")
 _FROM = 1 << 12
 """Elements that do not stay in the nearest cache from one kernel to the next."""
 
@@ -58,7 +59,7 @@ def compute_again(
             readers.setdefault(value, []).append(task)  # type: ignore[arg-type]
     for value, own in list(stored.items()):
         later = [g for g in readers.get(value, ()) if g is not own]
-        if value in wanted or value.about < _FROM or not later:
+        if value in wanted or value.about < _FROM or not later or any(_compares(g, value) for g in later):
             continue
         recipe = _recipe(value, stored, group_of, machine)
         if (
@@ -74,6 +75,22 @@ def compute_again(
             group.reads.update(recipe.sources)
             for source in recipe.sources:
                 readers.setdefault(source, []).append(group)
+
+
+def _compares(group: Group, value: Value) -> bool:
+    """Whether a group asks which elements of a value are equal to others, as a maximum that was found before: computed
+    again, they may be rounded otherwise (where a loop ends, it is no vector), and none is."""
+    return value.dtype.is_floating_point and any(
+        isinstance(v, Map) and v.op in _EQUALITIES and any(_signless(arg) is value for arg in v.args)
+        for v in group.members
+    )
+
+
+def _signless(value: Value) -> Value:
+    """What a value has the elements of, but for their signs."""
+    while isinstance(value, View) or (isinstance(value, Map) and value.op in ("abs", "neg")):
+        value = value.inputs[0]
+    return value
 
 
 def _recipe(
