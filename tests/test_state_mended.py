@@ -1470,3 +1470,15 @@ def test_a_dict_that_makes_what_it_holds_is_not_asked_for_all_of_it():
         torch.testing.assert_close(compiled(torch.ones(2)), torch.full((2,), 3.0))
     assert compiled.cache_info() == (1, 1, 64, 1)
     assert not asked
+
+
+def test_a_tuple_that_has_no_length():
+    class Pair(tuple):
+        def __len__(self):
+            raise NotImplementedError
+
+    pair = Pair((2.0, 3.0))
+    compiled = fg.jit(lambda x: x * pair[0], backend="aten")
+    for _ in range(2):
+        torch.testing.assert_close(compiled(torch.ones(2)), torch.full((2,), 2.0))
+    assert compiled.cache_info().misses == 1

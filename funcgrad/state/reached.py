@@ -43,7 +43,7 @@ from .names import (
     taken_apart,
 )
 from .output import keeps
-from .values import PLAIN, TORCH_PLAIN, compared_fields, copied, holds_tensors, shape_of
+from .values import PLAIN, TORCH_PLAIN, compared_fields, copied, holds_tensors, length_of, shape_of
 
 AT_MOST = 20_000
 """Items of a container that is watched."""
@@ -363,7 +363,7 @@ class Reached(Found):
             return
         if id(container) in self.met:  # the attributes of an object, or a container whose place is looked into anew
             self._late[id(container)] = self.met[id(container)]
-        elif (dict.__len__(container) if isinstance(container, dict) else len(container)) > AT_MOST:
+        elif length_of(container) > AT_MOST:
             self.unwatched[id(container)] = container, name
             return
         else:

@@ -135,6 +135,12 @@ def entries_of(container: Mapping[Any, Any]) -> Mapping[Any, Any]:
     return container if says_what_it_holds(container) else copied(container)  # type: ignore[no-any-return]
 
 
+def length_of(container: Any) -> int:
+    """How many items a container has, whatever a class of the caller's says, or raises."""
+    kind = next((base for base in (dict, tuple, list, set, frozenset, deque) if isinstance(container, base)), None)
+    return len(container) if kind is None else kind.__len__(container)  # type: ignore[arg-type]
+
+
 def copied(container: Any) -> Any:
     """A shallow copy of a container, to compare with later: of what a dict holds, whatever a class of the caller's
     makes of it."""
@@ -146,4 +152,4 @@ def copied(container: Any) -> Any:
         return container.copy()
     if isinstance(container, (set, frozenset)):
         return set(container)
-    return deque(container) if isinstance(container, deque) else list(container)
+    return deque(container) if isinstance(container, deque) else list(iter(container))  # list() asks for the length
