@@ -251,6 +251,25 @@ def test_what_takes_a_loop_of_its_own_is_not_computed_again(f):
     assert not split.again
 
 
+def test_a_backward_pass_compares_a_value_with_itself():
+    """As formulas of NaN do; the tags of what is compared asked for two values."""
+
+    class Masked(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x.exp())
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            (t,) = ctx.saved_tensors
+            return g * (t == t)
+
+    x = torch.randn(5, requires_grad=True)
+    (g,) = torch.autograd.grad(fg.jit(lambda x: (Masked.apply(x) * x).sum(), backend="c")(x), x)
+    torch.testing.assert_close(g, 3 * x)
+
+
 @pytest.mark.parametrize(
     "pick",
     [

@@ -74,7 +74,7 @@ def tag_joint(joint: Joint) -> None:
 def _tag_compared(node: fx.Node) -> None:
     """Where a value is compared with one of its own elements that was picked in forward (a maximum), it is the value
     that was there: computed again by another kernel, it may differ by a rounding, and no element is found."""
-    for value, picked in itertools.permutations(_exact(a) for a in node.all_input_nodes):
+    for value, picked in itertools.permutations(map(_exact, node.all_input_nodes), 2):
         is_own = picked.target in _PICKS and any(_exact(a) is value for a in picked.all_input_nodes)
         if is_own and value.op == "call_function" and pass_of(value) == "forward":
             tag(value, Tag.MUST_SAVE, f"is compared with {picked.name}: computed again, it may round otherwise")
