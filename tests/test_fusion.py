@@ -342,6 +342,7 @@ def test_what_is_compared_with_its_own_maximum_is_not_computed_again(width):
     """It was, by a loop that rounded otherwise, in which no element was equal to the maximum: its gradient was lost."""
     x = torch.randn(200, width)
     assert large_temporaries(lambda x: (x.sin().amax(0) * x).sum(), x) == 1
+    assert large_temporaries(lambda x: (torch.where(x.sin() >= x.sin().amax(0), x, 0) * x).sum(), x) == 1
 
 
 def test_a_scan_of_equal_numbers_is_kept_before_it_is_read():

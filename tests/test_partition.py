@@ -251,6 +251,18 @@ def test_what_takes_a_loop_of_its_own_is_not_computed_again(f):
     assert not split.again
 
 
+@pytest.mark.parametrize("of", [lambda h: h.amax(1, keepdim=True), lambda h: h.topk(3).values[:, -1:]])
+def test_a_mask_of_what_lies_beyond_its_own_elements_is_saved(of):
+    def f(x):
+        h = x.tanh().exp()
+        return torch.where(h >= of(h), h, 0).sin().sum()
+
+    x = torch.randn(20, 30, requires_grad=True)
+    compiled = fg.jit(f)
+    assert "compares with" in str(compiled.program(x).partition)
+    torch.testing.assert_close(*(torch.autograd.grad(g(x), x)[0] for g in (compiled, f)))
+
+
 def test_a_backward_pass_compares_a_value_with_itself():
     """As formulas of NaN do; the tags of what is compared asked for two values."""
 

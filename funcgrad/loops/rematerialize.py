@@ -16,7 +16,7 @@ from ..machine import Machine
 from .costs import own_cost
 from .gather import Gather
 from .groups import ROW, Group, Task
-from .values import Count, Map, Memory, Number, Value, View, Within
+from .values import Count, Map, Memory, Number, Reduce, Value, View, Within
 
 _AT_MOST = 16
 """Bytes that could be moved while an element is computed again: a number that is written (into a line of cache, which
@@ -29,7 +29,7 @@ before."""
 _LOOKS = 3
 """Ways in which it looks at tensors: what takes an element from each of many places (a window) is read from one."""
 
-_EQUALITIES = ("eq", "ne")
+_EQUALITIES, _ORDER = ("eq", "ne"), ("lt", "le", "gt", "ge")
 _FROM = 1 << 12
 """Elements that do not stay in the nearest cache from one kernel to the next."""
 
@@ -78,11 +78,14 @@ def compute_again(
 
 
 def _compares(group: Group, value: Value) -> bool:
-    """Whether a group asks which elements of a value are equal to others, as a maximum that was found before: computed
-    again, they may be rounded otherwise (where a loop ends, it is no vector), and none is."""
-    return value.dtype.is_floating_point and any(
-        isinstance(v, Map) and v.op in _EQUALITIES and any(_signless(arg) is value for arg in v.args)
-        for v in group.members
+    """Whether a group asks which elements of a value are equal to others, or lie beyond its own maximum, which was
+    found before: computed again, they may be rounded otherwise (where a loop ends, it is no vector), and none is."""
+    if not value.dtype.is_floating_point:
+        return False
+    comparisons = [[*map(_signless, v.args)] for v in group.members if isinstance(v, Map) and v.op in _ORDER]
+    equalities = [[*map(_signless, v.args)] for v in group.members if isinstance(v, Map) and v.op in _EQUALITIES]
+    return any(value in args for args in equalities) or any(
+        value in args and any(isinstance(v, Reduce) and _signless(v.arg) is value for v in args) for args in comparisons
     )
 
 

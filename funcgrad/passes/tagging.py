@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from ..graph_primitives import Opaque
-from ..graphs import Graph, has_effect, is_random, is_view, pass_of, tensors_in
+from ..graphs import Graph, has_effect, is_getitem, is_random, is_view, pass_of, tensors_in
 from ..joint import Joint
 from ..slots import Cotangent, Final
 from ..tags import Said, Tag, said_of, tag, tags_of
@@ -19,8 +19,11 @@ _aten = torch.ops.aten
 _PICKS = {
     _aten.max.default, _aten.min.default, _aten.amax.default, _aten.amin.default, _aten.median.default,
     _aten.nanmedian.default, _aten.linalg_vector_norm.default, _aten.norm.Scalar, _aten.norm.ScalarOpt_dim,
+    _aten.max.dim, _aten.min.dim, _aten.median.dim, _aten.nanmedian.dim, _aten.kthvalue.default, _aten.mode.default,
+    _aten.topk.default, _aten.sort.default, _aten.sort.stable, _aten.cummax.default, _aten.cummin.default,
 }  # fmt: skip
 """What gives elements of a tensor (norms: where they are maxima)."""
+_COMPARES = {getattr(_aten, name).Tensor for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 _EXACT = {_aten.abs.default, _aten.neg.default, _aten.clone.default}
 
 
@@ -64,7 +67,7 @@ def tag_joint(joint: Joint) -> None:
             tag(node, flag, _effect(node))
             if flag is Tag.MUST_BE_IN_FORWARD:
                 tag(node, Tag.MUST_SAVE, _effect(node))
-        elif node.target is _aten.eq.Tensor and pass_of(node) == "backward":
+        elif node.target in _COMPARES:
             _tag_compared(node)
     for node, flag, why in judgements(graph):
         if flag is not Tag.PREFER_RECOMPUTE or Tag.MUST_SAVE not in tags_of(node).flags:
@@ -77,12 +80,15 @@ def _tag_compared(node: fx.Node) -> None:
     for value, picked in itertools.permutations(map(_exact, node.all_input_nodes), 2):
         is_own = picked.target in _PICKS and any(_exact(a) is value for a in picked.all_input_nodes)
         if is_own and value.op == "call_function" and pass_of(value) == "forward":
-            tag(value, Tag.MUST_SAVE, f"is compared with {picked.name}: computed again, it may round otherwise")
+            kept, what = (node, "compares") if pass_of(node) == "forward" else (value, "is compared")
+            tag(kept, Tag.MUST_SAVE, f"{what} with {picked.name}: computed again, it may round otherwise")
 
 
 def _exact(node: fx.Node) -> fx.Node:
-    """What a node has the elements of, but for their signs."""
-    while (is_view(node) or node.target in _EXACT) and node.all_input_nodes:
+    """What a node has the elements of, but for their signs; of several results that are picked, what picks them."""
+    while node.all_input_nodes and (
+        is_view(node) or node.target in _EXACT or (is_getitem(node) and node.all_input_nodes[0].target in _PICKS)
+    ):
         node = node.all_input_nodes[0]
     return node
 
