@@ -89,10 +89,10 @@ EXACT = {
     "no native_dropout": lambda: torch.native_dropout(torch.ones(50), 0.3, False)[1],
     "alpha_dropout": lambda: F.alpha_dropout(torch.ones(50), 0.2),
     "dropout1d": lambda: F.dropout1d(torch.ones(4, 6, 3), 0.4),
-    "rrelu": lambda: F.rrelu(torch.linspace(-1, 1, 50), training=True),
     "rrelu off": lambda: F.rrelu(torch.linspace(-1, 1, 50)),
 }
 ROUNDED = {
+    "rrelu": lambda: F.rrelu(torch.linspace(-1, 1, 50), training=True),
     "uniform": lambda: torch.empty(50).uniform_(-1, 3),
     "randn": lambda: torch.randn(50),
     "randn64": lambda: torch.randn(50, dtype=torch.float64),

@@ -197,12 +197,12 @@ _SHOWN = (
     "text = f'{(y > 0.037).sum().item()}'\nprint(text)\ny = y * len(text)",
     "text = f'{(y > 0.037).sum().item()}'\ndef told():\n    return text * 2\nprint(text, told())",
     "print(f'{(y > 0.037).sum().item()}' if (y > 0.037).any() else 'none')", "print(len(f'{y.sum().item() + 2:.1f}'))",
-    "print(f'{(y > 0.037).sum().item()!s:>4}|{f\'{y.sum().item():.1f}\':>8}')",
+    "text = f'{y.sum().item():.1f}'\nprint(f'{(y > 0.037).sum().item()!s:>4}|{text:>8}')",
     "with contextlib.redirect_stdout(io.StringIO()) as own:\n    print((y > 0.037).sum().item())\nprint(own.getvalue()[::-1])",
     "try:\n    print(f'{y.sum().item():.1f} {1 / 0}')\nexcept ZeroDivisionError:\n    print('caught', y.max().item())",
     "print(f'{@.n} {y.sum():.1f} {@.a:.3f}')\n@.n += 1", "print(*[f'{v:.1f}' for v in y.detach().flatten()])",
     "if (y > 0.037).any():\n    print(f'{y.sum().item():.1f}')",
-    "print(f'{y.sum().item():.1f}', file=sys.stdout)", "print(f'{y:.1f}')", "print(f'{x.sum()}', f'{y}')",
+    "print(f'{y.sum().item():.1f}', file=sys.stdout)", "try:\n    print(f'{y:.1f}')\nexcept TypeError:\n    print('no number')", "print(f'{x.sum()}', f'{y}')",
     "with torch.no_grad():\n    x.add_(0.5)\nprint(x, f'{x.sum():.2f}')", "y.register_hook(lambda g: print('g', g)) and 0",
 )  # fmt: skip
 """What is printed, and logged, and what else is done with texts."""
