@@ -1,9 +1,12 @@
 """Every sample of torch's module database, in eval mode: outputs and gradients of ``jit`` and ``grad_compiled``
 equal eager's."""
 
+import copy
+
 import pytest
 import torch
 from closeness import assert_rounded
+from torch import nn
 from torch.testing._internal.common_modules import module_db
 from torch.utils import _pytree as pytree
 
@@ -211,3 +214,26 @@ def test_hooks_registered_in_each_call_are_warned_of(recwarn):
         torch.testing.assert_close(compiled(x), layer(x))
     assert len(layer._forward_hooks) == 16
     assert [w for w in recwarn if w.category is fg.RecompileWarning and "a hook of a module" in str(w.message)]
+
+
+def test_what_hooks_keep_of_values_and_gradients_is_that_of_the_call():
+    """As for Grad-CAM; a gradient that a hook had kept before was taken for one that is always the same."""
+
+    def run(called, module):
+        kept, seen = {}, []
+        module[0].register_forward_hook(lambda _, given, out: kept.__setitem__("value", out))
+        module[0].register_full_backward_hook(lambda _, own, gradients: kept.__setitem__("gradient", gradients[0]))
+        for i in range(4):
+            x = torch.linspace(-1, 1, 6).view(2, 3) * (i + 1)
+            called(x.requires_grad_())[:, 0].sin().sum().backward()
+            weights = kept["gradient"].mean(0, keepdim=True)
+            seen.append((weights * kept["value"]).sum(1).relu().tolist())
+        return seen
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    other = copy.deepcopy(model)
+    compiled = fg.jit(other, backend="aten")
+    found = run(compiled, other)
+    torch.testing.assert_close(found, run(model, model))
+    assert compiled.cache_info().misses <= 2

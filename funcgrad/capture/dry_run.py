@@ -202,7 +202,8 @@ class DryRun:
         opens = opening is not None and bool(opening.made)
         facts = evolve(facts, state=state, hooks=hooks, backward_writes=self._backward_writes, opens=opens)
         facts = with_homes(facts, self.watch, inputs)
-        also, others = other_places(facts, self.watch, inputs)
+        all_written = written.effects if self._backward_writes else facts.state.effects
+        also, others = other_places(facts, self.watch, inputs, all_written)
         held = {slot for _, slot in also} | {self._slot_of(c.tensor) for c in facts.captured}
         for slot, real in inputs.tensors if self._hands_over and self.watch.said.compares_objects else ():
             if slot in held and id(real) not in self._asked_for:

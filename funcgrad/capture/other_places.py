@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 
 from attrs import evolve
 
-from ..state.effects import Refill, Store
+from ..state.effects import Effect, Refill, Store
 from ..state.guards import Guard, Place
 from ..state.state import with_brought
 from ..state.watch import Watch
@@ -26,10 +27,10 @@ def with_homes(facts: Facts, watch: Watch, inputs: Inputs) -> Facts:
 
 
 def other_places(
-    facts: Facts, watch: Watch, inputs: Inputs
+    facts: Facts, watch: Watch, inputs: Inputs, written: Sequence[Effect]
 ) -> tuple[tuple[tuple[Place, Source], ...], tuple[Guard, ...]]:
     """Where inputs live besides the place they are read from; and guards for tensors that were met, and are no
-    inputs."""
+    inputs. ``written``: what the function has written to Python state, in its backward pass, too."""
     slot_of: dict[int, Source] = {id(c.tensor): c.slot for c in facts.captured}
     slot_of |= {id(t): slot for slot, t in reversed(inputs.tensors)}
     first = {c.origin.identity for c in facts.captured if isinstance(c.origin, Place)}
@@ -38,8 +39,8 @@ def other_places(
     left = [(p, t) for key, (p, t) in watch.assigned.items() if key not in watch.tensors and p.identity not in first]
     held += [(place, t) for place, t in left if id(t) in met]
     also = tuple((place, slot_of[id(t)]) for place, t in held if id(t) in slot_of)
-    stored = {effect.place.location for effect in facts.state.effects if isinstance(effect, Store)}
-    refilled = {id(effect.container) for effect in facts.state.effects if isinstance(effect, Refill)}
+    stored = {effect.place.location for effect in written if isinstance(effect, Store)}
+    refilled = {id(effect.container) for effect in written if isinstance(effect, Refill)}
     unused = [(place, t) for place, t in held if id(t) not in slot_of]
     # another one in each call, or after it
     stored |= {p.location for p, _ in unused if id(p.root) in facts.state.brought.parts}
