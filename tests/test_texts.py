@@ -54,6 +54,16 @@ class Counts:
         return x * 2
 
 
+class Padded:
+    """Whose text is measured where it is made."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __str__(self):
+        return f"{self.value:.2f}".rjust(9) + str(len(f"{self.value:.1f}"))
+
+
 def reads(what):
     """A function that prints a number which it reads of its argument."""
 
@@ -139,6 +149,8 @@ READ = {
     "repr": lambda x: (print("x is " + repr(x)), x * 2)[1],
     "formatted before": lambda x: (print(" ".join([f"x is {x}, {x[0]}, {x.sum():.2f}"])), x * 2)[1],
     "formatted twice": reads(lambda v: print(f"{v!s:>8}|{f'{v:.2f}':>8}|{v!a}", "{!r:>8}".format(v))),  # noqa: UP032
+    "measured in a text of its own": reads(lambda v: LOGGER.warning("%s", Padded(v))),
+    "printed by a text of its own": reads(lambda v: print(Padded(v), [Padded(v)][0])),
     "measured": reads(lambda v: print(len(f"{v:.1f}"))),
     "one of two": reads(lambda v: print(f"{v:.1f}" if v else "none")),
     "of each": lambda x: (print(", ".join(str(v) for v in x)), x * 2)[1],

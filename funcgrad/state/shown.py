@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 import types
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from ..torch_private.modes import without_function_modes
 from ..torch_private.texts import contents_of, text_of
+from .lines import is_user_file
 from .text_flow import is_put_out
 
 _MARK = re.compile("\ue000(\\d+):([^\ue000]*)\ue000")
@@ -24,7 +26,8 @@ _PLAIN_FORMAT = re.compile(r"(?:[^%]|%%|%[sr]|%[-#0 +\d.]*[diouxXeEfFgGc])*")
 """Where texts go as they are."""
 _CONVERSION = re.compile(r"%%|%[-#0 +\d.]*[a-zA-Z]")
 
-_is_shown: ContextVar[bool] = ContextVar("funcgrad_is_shown", default=False)
+_formats: ContextVar[types.FrameType | None] = ContextVar("funcgrad_formats", default=None)
+"""The frame that has a message formatted, and does nothing else with its text."""
 
 
 @frozen
@@ -89,7 +92,7 @@ def formatted(record: logging.LogRecord) -> str:
     message, args = record.msg, record.args
     is_text = isinstance(message, str)
     is_plain = _PLAIN_FORMAT.fullmatch(message) is not None if is_text else _has_text(message) and not args
-    token = _is_shown.set(is_plain)
+    token = _formats.set(asking(sys._getframe(1)) if is_plain else None)
     try:
         if is_plain and args and isinstance(args, tuple):
             hows = [how for how in _CONVERSION.findall(message) if how != "%%"]
@@ -97,9 +100,9 @@ def formatted(record: logging.LogRecord) -> str:
                 texts = [_converted(how, value) for how, value in zip(hows, args, strict=True)]
                 own = iter(texts)
                 return _CONVERSION.sub(lambda found: "%" if found[0] == "%%" else next(own), message)
-        return record.getMessage()
+        return str(message) if is_plain and not is_text else record.getMessage()
     finally:
-        _is_shown.reset(token)
+        _formats.reset(token)
 
 
 def _has_text(value: Any) -> bool:
@@ -113,7 +116,14 @@ def _converted(how: str, value: Any) -> str:
     return str(value.text_by(how) if how[-1] not in "sr" and hasattr(type(value), "text_by") else how % (value,))
 
 
+def asking(frame: types.FrameType) -> types.FrameType:
+    """The frame of the caller's code that asks for a text: the first from this one on."""
+    while frame.f_back is not None and not is_user_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
 def is_shown(frame: types.FrameType, is_kept: Callable[[], bool]) -> bool:
-    """Whether the code that asks for the text of a tensor in a frame does nothing but to print it to standard output,
-    which ``is_kept``, or to log it."""
-    return _is_shown.get() or (is_put_out(frame) and is_kept())
+    """Whether the code that asks for the text of a tensor, or number, in a frame does nothing but to print it to
+    standard output, which ``is_kept``, or to log it."""
+    return frame is _formats.get() or (is_put_out(frame) and is_kept())
