@@ -271,3 +271,7 @@ def test_a_text_that_nobody_knows_is_named():
 def test_what_is_printed_is_shown():
     program = fg.jit(lambda x: (print("x", x), x * 2)[1], backend="aten").program(torch.ones(3))
     assert "print 'x f32[3]" in str(program.facts.state)
+    compiled = fg.jit(NUMBERS["a number, formatted"], backend="aten")
+    for i in range(2):
+        compiled(torch.ones(3) * i)
+    assert "print 'v float float float float" in str(compiled.program(torch.ones(3)).facts.state)

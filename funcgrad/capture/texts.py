@@ -64,7 +64,7 @@ class Texts:
     def of_number(self, number: Any, method: str, args: tuple[str, ...]) -> str | None:
         """The same of a number."""
         look = NumberLook(method, args)
-        return self._shown(number, look, look(number.node.hint)) if self._is_read() else None
+        return self._shown(number, look, type(number.node.hint).__name__) if self._is_read() else None
 
     def _fake(self, tensor: Tensor) -> Tensor | None:
         """The fake of a tensor whose text may be one of values."""
