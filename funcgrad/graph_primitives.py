@@ -40,6 +40,15 @@ def size(tensor: Tensor, dim: int) -> int:
     return tensor.shape[dim]
 
 
+def stride(tensor: Tensor, dim: int) -> int:
+    """A stride of an input, where it is a symbol that follows from no sizes."""
+    return tensor.stride(dim)
+
+
+SIZES = (size, stride)
+"""What computes numbers of how tensors lie, and of none of their values."""
+
+
 def require_false(condition: Tensor, message: str) -> None:
     """A check on values, made when the program runs: raises ``ValueError(message)`` where the condition is true."""
     if condition:

@@ -9,6 +9,7 @@ import inspect
 import logging
 import random
 import re
+import traceback
 import types
 import warnings
 import weakref
@@ -1148,6 +1149,7 @@ def test_what_is_refused_changes_nothing(row):
     with pytest.raises(fg.FuncgradError) as caught:
         refuse(row, args)
     error = caught.value
+    traceback.clear_frames(error.__traceback__)  # torch 2.11's checkpoint lets go of its hooks when its frame is gone
     assert type(error) is row.kind and row.says in error.what and error.refusal is row.refusal, str(error)
     assert error.fix
     if row.where == "line":

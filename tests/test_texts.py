@@ -216,6 +216,33 @@ def test_numbers_of_the_call_and_of_python_are_printed(capsys, caplog):
     assert compiled.cache_info().misses <= 4
 
 
+LOOKS = {
+    "in a record": lambda x: logging.warning("shape %s of %s", x.shape, x.size(0)),
+    "in a record, as a number": lambda x: logging.warning("%d rows", len(x)),
+    "printed": lambda x: print(x.shape, f"{x.shape[0]:>5}"),
+    "in a warning": lambda x: warnings.warn(f"{x.shape}", stacklevel=1),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
+def test_sizes_are_those_of_the_call(look, capsys, caplog):
+    """A record said the size of the second call ever after."""
+
+    def run(called):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for n in (3, 4, 5, 6):
+                called(torch.ones(n, 2))
+        messages = [record.getMessage() for record in caplog.records if record.name == "root"]
+        caplog.clear()
+        own = [str(w.message) for w in caught if w.category is UserWarning]
+        return capsys.readouterr().out, messages, own
+
+    f = lambda x: (look(x), x * 2)[1]  # noqa: E731
+    expected = run(f)
+    assert run(fg.jit(f, backend="aten")) == expected
+
+
 @pytest.mark.parametrize("value", [nn.Parameter(torch.ones(())), torch.ones(2)])
 def test_what_has_no_such_format_raises_as_in_eager(value):
     """It was formatted, or raised an error of reads."""

@@ -17,7 +17,7 @@ import torch
 from attrs import evolve
 from torch import Tensor, fx
 
-from ..graph_primitives import scalar, size
+from ..graph_primitives import SIZES, scalar
 from ..graphs import Graph, is_getitem, is_view, value_of
 from ..lifetimes import Lifetimes
 from ..loops.fuse import fuse
@@ -228,7 +228,7 @@ def _that_matter(graph: Graph, steps: Sequence[Extern | Kernel]) -> tuple[Extern
     for step in reversed(steps):
         if isinstance(step, Kernel):
             need(by_name[b.name] for b in step.reads if b.name in by_name)
-        elif step.node.target in (size, scalar) and step.node not in needed:
+        elif step.node.target in (*SIZES, scalar) and step.node not in needed:
             continue
         else:
             need(step.node.all_input_nodes)

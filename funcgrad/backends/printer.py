@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from ..errors import GraphError
-from ..graph_primitives import NumberAsSize, Opaque, Sized, scalar, size
+from ..graph_primitives import NumberAsSize, Opaque, Sized, scalar, size, stride
 from ..graphs import (
     Graph,
     is_getitem,
@@ -167,6 +167,8 @@ class Printer:
             return self._scalar(node)
         if node.target is size:
             return f"{self.argument(node.args[0])}.shape[{node.args[1]}]"
+        if node.target is stride:
+            return f"{self.argument(node.args[0])}.stride({node.args[1]})"
         if is_getitem(node):
             return f"{self.argument(node.args[0])}[{node.args[1]}]"
         if isinstance(node.target, Opaque):

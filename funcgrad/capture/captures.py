@@ -31,9 +31,19 @@ class Lifted:
 def detached(real: Tensor) -> Tensor:
     """What is made a fake tensor: autograd history stays outside, and a Parameter becomes a plain tensor. Of a
     tensor of a level of torch.func, one that lies as it does."""
-    if not is_transform_wrapper(real):
-        return real.detach()
+    return in_own_memory(real) if is_transform_wrapper(real) else real.detach()
+
+
+def in_own_memory(real: Tensor) -> Tensor:
+    """A tensor that lies as another one does, from the beginning of a memory of its own."""
     return torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=real.device)
+
+
+def detached_part(real: Tensor) -> Tensor:
+    """The same as ``detached``, of what may be a part of a larger memory: how large that is, is not part of it."""
+    own = detached(real)
+    is_whole = own.layout is not torch.strided or own.untyped_storage().nbytes() == own.nbytes
+    return own if is_whole else in_own_memory(own)
 
 
 class RestartTrace(BaseException):  # a signal the function must not catch, not an error

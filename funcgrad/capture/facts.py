@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import torch
 from attrs import evolve, frozen
@@ -77,8 +77,8 @@ def naming(out_slot: Callable[[str], Slot], given: Iterable[NewMemory | NewGradi
 
 def why_sizes_are_known(facts: Facts) -> str | None:
     """Where facts say how tensors lie in one another's memory, they are about these sizes alone."""
-    if facts.overlap or facts.neighbours or facts.subclasses or facts.stores:
-        return "inputs that share memory, or are wrapper subclasses, have sizes that are known"
+    if facts.subclasses or facts.stores or facts.needed_overlaps() or not all(map(facts.lie_anyhow, facts.neighbours)):
+        return "inputs that share memory that is written to, or are wrapper subclasses, have sizes that are known"
     if any(change.restrides for change in facts.changes.values()):
         return "inputs that come to lie otherwise have sizes that are known"
     return None
@@ -249,6 +249,13 @@ class Facts(Shown):
         version counter."""
         own = set(slot.of) if isinstance(slot, Base) else {slot}
         return any(own & set(group) and set(group) - own for group in self.neighbours)
+
+    def lie_anyhow(self, group: Collection[Source]) -> bool:
+        """Whether it does not matter where in one memory these inputs lie: nothing is written there, nor done to what
+        autograd knows of them."""
+        done = {*self.changes, *self.stores, *self.gradients, *self.leaves, *self.switches, *self.follows}
+        bases = {overlap.base for overlap in self.overlap if not set(group).isdisjoint(overlap.base.of)}
+        return not (done.intersection(group) or bases & done or self.backward_calls)
 
     @property
     def first_of_same(self) -> dict[Source, Source]:

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from .. import refusals
 from ..generators import is_default
-from ..graph_primitives import getitem, require_false, require_of_autograd, require_true, scalar, size
+from ..graph_primitives import getitem, require_false, require_of_autograd, require_true, scalar, size, stride
 from ..graphs import Graph, last_node, pass_of, storages, value_of, written_copies
 from ..opaque_calls import call_opaque
 from ..slots import Arg, Out, Signature, Slot, identifier
@@ -253,8 +253,9 @@ class Recorder:
 
     def _size_node(self, tensor: fx.Node, dim: int) -> fx.Node:
         assert self.graph is not None
-        node = self.graph.create_node("call_function", size, (tensor, dim), {}, name="size")
-        node.meta = {"val": value_of(tensor).shape[dim], "pass": pass_of(tensor), "where": None}
+        target, dim = (size, dim) if dim >= 0 else (stride, ~dim)
+        node = self.graph.create_node("call_function", target, (tensor, dim), {}, name=target.__name__)
+        node.meta = {"val": target(value_of(tensor), dim), "pass": pass_of(tensor), "where": None}
         return node
 
     @contextlib.contextmanager

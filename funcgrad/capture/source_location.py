@@ -10,7 +10,8 @@ from ..errors import FuncgradError
 from ..state.lines import HERE, TORCH, is_user_file, short_name
 from ..state.names import LIBRARIES, package
 
-_ABC = "<frozen abc>"
+_ON_BEHALF = ("<frozen abc>", *(os.path.join(HERE, "state", name) for name in ("shown.py", "output.py", "warned.py")))
+"""What asks for a class, or for a text, on behalf of who looks at it."""
 
 _OURS = LIBRARIES | {"sympy", "mpmath"}
 """Packages whose code runs while a program is made, whatever the function does."""
@@ -38,8 +39,7 @@ def asked_by_us(depth: int = 2) -> bool:
 def asked_by_library(depth: int = 2) -> bool:
     """Whether torch's code, or funcgrad's, ``depth`` frames up, asks something of an object, and not the function."""
     frame = sys._getframe(depth)
-    # asks for a class on behalf of who looks at it
-    while frame.f_back is not None and frame.f_code.co_filename == _ABC:
+    while frame.f_back is not None and frame.f_code.co_filename in _ON_BEHALF:
         frame = frame.f_back
     return frame.f_code.co_filename.startswith((HERE, TORCH))
 

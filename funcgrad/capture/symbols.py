@@ -34,7 +34,8 @@ class Symbols:
         """Whether sizes of results will be symbols."""
         self.floats = Floats()
         self.sizes: dict[str, tuple[str, int]] = {}
-        """By symbol, the tensor, an input or a result that was read, and the dimension whose size it stands for."""
+        """By symbol, the tensor, an input or a result that was read, and the dimension whose size it stands for;
+        ``~d``: whose stride, where that follows from no sizes."""
 
     def _environment(self) -> ShapeEnv:
         # only for symbols: with an environment, values read from tensors would become symbols, too
@@ -73,17 +74,19 @@ class Symbols:
         self._environment()
         fake = symbolic_fake(self._fakes, real, name, dims)
         for d, (size, now) in enumerate(zip(fake.shape, real.shape, strict=True)):
-            if isinstance(size, torch.SymInt) and str(expression(size)) not in self.sizes:
-                self.sizes[str(expression(size))] = name, d
-                self.known.symbol(str(expression(size)), now)
-                self.known.origins[str(expression(size))] = f"{name}.shape[{d}]"
-        for stride in fake.stride():
-            if (
-                isinstance(stride, torch.SymInt)
-                and not {str(s) for s in expression(stride).free_symbols} <= self.sizes.keys()
-            ):
-                raise NotSymbolicError(f"{name} does not lie as its sizes say")
+            if isinstance(size, torch.SymInt):
+                self._note(expression(size), now, name, d, f"{name}.shape[{d}]")
+        for d, (stride, step) in enumerate(zip(fake.stride(), real.stride(), strict=True)):
+            if isinstance(stride, torch.SymInt):
+                self._note(expression(stride), step, name, ~d, f"{name}.stride({d})")
         return fake
+
+    def _note(self, of: Any, now: int, name: str, dim: int, origin: str) -> None:
+        """What a symbol stands for, that is new: another size or stride."""
+        if of.is_Symbol and str(of) not in self.sizes:
+            self.sizes[str(of)] = name, dim
+            self.known.symbol(str(of), now)
+            self.known.origins[str(of)] = origin
 
     def followed(self) -> contextlib.AbstractContextManager[Any]:
         """Inside, operators compute with symbolic sizes, where C++ would fix some."""

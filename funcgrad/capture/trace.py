@@ -32,7 +32,7 @@ from ..torch_private.levels import is_dead, outside_transforms, unwrap_dead
 from ..torch_private.modes import TorchFunctionMode, without_function_modes
 from ..torch_private.tensors import is_transform_wrapper, is_zero_tensor, level_of, storage_id, unwrap_transform
 from .autocast import backward_under
-from .captures import GradientsMatter, Lifted, detached, require_traceable
+from .captures import GradientsMatter, Lifted, detached, detached_part, require_traceable
 from .error_translation import named_error
 from .floats import NotSymbolicError
 from .lineage import Lineage
@@ -193,7 +193,7 @@ class Trace(Recorder):
     def _symbolic_stand_in(self, slot: Slot, real: Tensor, dims: Collection[int]) -> Tensor:
         require_traceable(real, None)
         with without_function_modes(), outside_transforms(), without_modes():
-            fake = self.symbols.tensor(str(slot), detached(real), dims)
+            fake = self.symbols.tensor(str(slot), detached_part(real), dims)
         self._give(fake, real)
         with self.fakes, self.functional, torch.no_grad():
             return to_functional(fake)

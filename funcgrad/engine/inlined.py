@@ -19,7 +19,7 @@ from torch import Tensor, fx
 
 from ..capture.floats import NotSymbolicError
 from ..capture.trace import Trace
-from ..graph_primitives import Opaque, again, getitem, scalar, size
+from ..graph_primitives import SIZES, Opaque, again, getitem, scalar
 from ..graphs import Graph, value_of, where_of
 from ..runtime.execute import Differentiable, differentiable_of, reads_as_traced, require_saved_versions
 from ..runtime.given_tensors import write_back
@@ -244,7 +244,7 @@ class Copy:
             return trace.tracer.__torch_dispatch__(lift_fresh, (), (constant,), {})  # type: ignore[no-untyped-call]
         args, kwargs = fx.map_arg((node.args, node.kwargs), self._values.__getitem__)
         target: Any = node.target
-        if target in (getitem, again, scalar, size):
+        if target in (getitem, again, scalar, *SIZES):
             return args[0] if target is again else target(*args, **kwargs)
         if is_operator(target):
             return trace.tracer.__torch_dispatch__(target, (), args, kwargs)  # type: ignore[no-untyped-call]

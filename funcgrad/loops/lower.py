@@ -15,7 +15,7 @@ from attrs import frozen
 from torch import Tensor, fx
 
 from ..errors import GraphError
-from ..graph_primitives import again, item_of, scalar, size
+from ..graph_primitives import SIZES, again, item_of, scalar
 from ..graphs import Graph, bodies_of, device_of, is_getitem, is_view, target_text, tensors_in, value_of
 from ..machine import Machine, machine_of
 from ..symbolic import sizes
@@ -142,7 +142,7 @@ def _value(node: fx.Node, values: Mapping[fx.Node, Any], device: torch.device, r
             return "it runs bodies of its own, which are compiled as this graph is"
         return (
             "Python"
-            if node.target in (scalar, size, again, item_of)
+            if node.target in (*SIZES, scalar, again, item_of)
             else f"{target_text(node.target)} has no row in the op table"
         )
     made = list(tensors_in(out))

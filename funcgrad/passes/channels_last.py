@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..graph_primitives import size
+from ..graph_primitives import SIZES
 from ..graphs import Graph, copied, is_getitem, is_random, nbytes, storages, value_of, verify
 from ..loops.groups import ROW
 from ..torch_private.operators import is_operator
@@ -53,7 +53,7 @@ def _turn(graph: fx.Graph) -> None:
         for node in given:
             if isinstance(value_of(node), Tensor) and is_planar(node) and _feeds_convolution(node):
                 copy = call(node, aten.clone.default, node, memory_format=torch.channels_last)
-                node.replace_all_uses_with(copy, lambda user, copy=copy: user is not copy and user.target is not size)  # type: ignore[misc]
+                node.replace_all_uses_with(copy, lambda user, copy=copy: user is not copy and user.target not in SIZES)  # type: ignore[misc]
                 turned.add(copy)
     for node in list(graph.nodes):
         if node.op == "call_function" and not turned.isdisjoint(node.all_input_nodes):

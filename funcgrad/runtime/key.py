@@ -63,8 +63,11 @@ class TensorSpec:
         return evolve(self, shape=shape, stride=stride)
 
     def symbols(self) -> Iterator[tuple[str, str]]:
-        """The symbols that stand for sizes, each with where the size is: ``("s0", "shape[1]")``."""
+        """The symbols that stand for sizes, each with where the size is: ``("s0", "shape[1]")``; then those that stand
+        for strides which do not follow from sizes."""
         yield from ((n, f"shape[{d}]") for d, n in enumerate(self.shape) if isinstance(n, str))
+        own = ((d, n) for d, n in enumerate(self.stride) if isinstance(n, str) and n.isidentifier())
+        yield from ((n, f"stride({d})") for d, n in own if n not in self.shape)
 
     def __str__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}{_dims(self.shape)} on {self.device}"
@@ -222,9 +225,9 @@ def sizes_in(key: CallKey, call: CallKey) -> dict[str, int]:
     captured = [(spec, now_captured.get(name)) for name, spec in key.captured]
     for spec, now in [*zip(key.leaves, call.leaves, strict=False), *captured]:
         if isinstance(spec, TensorSpec) and isinstance(now, TensorSpec) and len(spec.shape) == len(now.shape):
-            for name, size in zip(spec.shape, now.shape, strict=True):
-                if isinstance(name, str):
-                    found.setdefault(name, size)  # type: ignore[arg-type]
+            for name, value in zip((*spec.shape, *spec.stride), (*now.shape, *now.stride), strict=True):
+                if isinstance(name, str) and name.isidentifier():  # a stride may be made of sizes, which come first
+                    found.setdefault(name, value)  # type: ignore[arg-type]
     return found
 
 
@@ -249,10 +252,11 @@ def _copied(value: Any) -> Any:
     return {key: _copied(v) for key, v in value.items()} if type(value) is dict else value
 
 
-def aliasing(tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], ...]:
+def aliasing(tensors: Sequence[Tensor], anyhow: Collection[int] | None) -> tuple[tuple[Any, ...], ...]:
     """For each tensor: the first that is over the same memory, and if it is an object that came before, which; else, if
     there are other objects, the first of the same family (views of one tensor, as autograd knows them), which one is
-    the family's base (-1: none of them), its own offset, and how the base lies and is tracked."""
+    the family's base (-1: none of them), its own offset, and how the base lies and is tracked. Of those that may lie
+    ``anyhow`` in their memory (by identity; None: all may), none of the latter, but which one it is itself."""
     memory = [storage_id(t) for t in tensors]
     objects: dict[int, set[int]] = {}
     for storage, t in zip(memory, tensors, strict=True):
@@ -266,6 +270,9 @@ def aliasing(tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], ...]:
             continue
         if len(objects[memory[i]]) == 1:
             pattern.append((i,))
+            continue
+        if anyhow is None or id(t) in anyhow:
+            pattern.append((first, i))
             continue
         base = family_of(t)
         family = next(j for j, other in enumerate(tensors) if family_of(other) is base)

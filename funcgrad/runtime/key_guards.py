@@ -121,14 +121,18 @@ def _aliases_differ(pattern: Sequence[tuple[Any, ...]], names: Sequence[str], me
     for i, (name, alias) in enumerate(zip(names, pattern, strict=True)):
         if len(alias) == 1:
             continue
-        if len(alias) == 2:
-            yield f"{name} is not {names[alias[1]]}"
+        memory, same = alias[:2]
+        if same != i:
+            yield f"{name} is not {names[same]}"
             continue
-        memory, _, family, base, offset, lies = alias
-        conditions = [f"{name}.storage_offset() != {offset}"]
-        conditions += [f"{name} is {names[j]}" for j in range(i) if pattern[j][0] == memory and len(pattern[j]) > 2]
+        conditions = [f"{name} is {names[j]}" for j in range(i) if pattern[j][:2] == (memory, j)]
         if memory != i:
             conditions.append(f"{memory_of.format(name)} != {memory_of.format(names[memory])}")
+        if len(alias) == 2:  # it may lie anyhow
+            yield from conditions
+            continue
+        _, _, family, base, offset, lies = alias
+        conditions.append(f"{name}.storage_offset() != {offset}")
         if base == -1 and family != i:
             conditions.append(f"{name}._base is not {names[family]}._base")
         else:

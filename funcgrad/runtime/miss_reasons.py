@@ -45,7 +45,9 @@ def key_of(inputs: Inputs, captured: Sequence[tuple[Captured, Tensor]], facts: F
     )
     known = [(a, values[a.slot]) for a in facts.asked if isinstance(values.get(a.slot), Tensor)]
     asked = tuple((str(a.slot), a.question, answer_of(a.question, t)) for a, t in known)
-    return CallKey(inputs.names, inputs.tree, paths, leaves, specs, aliasing(tensors), Ambient.now(), histories, asked)
+    anyhow = {id(values[s]) for group in facts.neighbours if facts.lie_anyhow(group) for s in group if s in values}  # type: ignore[index]
+    aliases = aliasing(tensors, anyhow)
+    return CallKey(inputs.names, inputs.tree, paths, leaves, specs, aliases, Ambient.now(), histories, asked)
 
 
 def captured_by(program: Program, inputs: Inputs, now: Now) -> list[tuple[Captured, Any]]:

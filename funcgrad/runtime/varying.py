@@ -43,7 +43,14 @@ def _where_first(dims: Mapping[str, frozenset[int]], inputs: Inputs) -> dict[str
 
 
 Symbol = tuple[str, int | None]
-"""What may be traced as a symbol: a float, by its path, or a size, by the path of the tensor and the dimension."""
+"""What may be traced as a symbol: a float, by its path, or a size, by the path of the tensor and the dimension (``~d``:
+the stride along dimension ``d``)."""
+
+
+def written(symbol: Symbol) -> str:
+    """What it is, as Python."""
+    path, d = symbol
+    return path if d is None else f"{path}.shape[{d}]" if d >= 0 else f"{path}.stride({~d})"
 
 
 def varying_symbols(inputs: Inputs) -> set[Symbol]:
@@ -175,8 +182,11 @@ def _varying(program: Program, inputs: Inputs, here: Mapping[str, Any], sizes: b
 
 def _symbolic(spec: LeafSpec, now: Any) -> frozenset[int]:
     """The dimensions of a tensor that a program has as symbols, or that are others now; none of 0 or 1, which mean
-    another program."""
+    another program. Where it has the same sizes, and lies in a larger tensor than it did: its strides (``~d``)."""
     if not isinstance(spec, TensorSpec) or not isinstance(now, Tensor) or len(spec.shape) != now.dim():
         return frozenset()
     pairs = zip(spec.shape, now.shape, strict=True)
-    return frozenset(d for d, (was, size) in enumerate(pairs) if (isinstance(was, str) or was != size) and size > 1)
+    sizes = frozenset(d for d, (was, size) in enumerate(pairs) if (isinstance(was, str) or was != size) and size > 1)
+    strides = {~d: pair for d, pair in enumerate(zip(spec.stride, now.stride(), strict=True)) if pair[0] != pair[1]}
+    in_order = all(step > 1 and (isinstance(was, str) or was > 1) for was, step in strides.values())
+    return sizes or (frozenset(strides) if in_order else sizes)

@@ -71,7 +71,7 @@ class _Guards(list[Any]):
 def make_environment(told: Callable[[str], None]) -> ShapeEnv:
     """An environment for symbolic sizes, in which reading a value from a tensor stays an error;
     each of its guards is ``told``, as Python."""
-    made = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    made = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False, duck_shape=False)
     made.guards = _Guards(told)
     return made
 
@@ -127,9 +127,11 @@ def shape_environment(value: torch.SymInt) -> Any:
 
 
 def symbolic_fake(fakes: FakeTensorMode, tensor: torch.Tensor, name: str, dims: Collection[int]) -> torch.Tensor:
-    """A fake of ``tensor`` whose sizes along ``dims`` are symbols of the mode's environment."""
+    """A fake of ``tensor`` whose sizes along ``dims`` are symbols of the mode's environment; ``~d``: the stride along
+    ``d``. Strides that follow from no sizes are symbols, too, where one of these is."""
     kinds = [DimDynamic.DYNAMIC if d in dims else DimDynamic.STATIC for d in range(tensor.ndim)]
-    context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
+    strides = [DimDynamic.DYNAMIC if ~d in dims else DimDynamic.INFER_STRIDE for d in range(tensor.ndim)]
+    context: Any = StatelessSymbolicContext(dynamic_sizes=kinds, dynamic_strides=strides)
     return fakes.from_tensor(tensor, static_shapes=False, source=_named(name), symbolic_context=context)
 
 

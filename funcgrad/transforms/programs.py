@@ -58,6 +58,7 @@ from ..runtime.varying import (
     with_objects,
     with_sizes_as_symbols,
     with_symbols,
+    written,
 )
 from ..stages import Stages
 from ..symbolic.sizes import SizeError
@@ -361,7 +362,7 @@ class Programs(abc.ABC):
             except (NotSymbolicError, SizeError) as error:
                 if not kept:
                     raise
-                names = ", ".join(path if d is None else f"{path}.shape[{d}]" for path, d in sorted(kept, key=str))
+                names = ", ".join(map(written, sorted(kept, key=str)))
                 log(1, f"{self.__name__} does not trace with symbols for {names} ({error})")
                 self._why_static = str(error)
             else:
@@ -376,7 +377,7 @@ class Programs(abc.ABC):
         programs = self._cache.programs
         captured = captured_by(programs[0], inputs, objects_of(programs[0], inputs)) if programs else []
         tensors = [*inputs.tensors, *captured]
-        return aliasing([tensor for _, tensor in tensors if isinstance(tensor, Tensor)])
+        return aliasing([tensor for _, tensor in tensors if isinstance(tensor, Tensor)], anyhow=None)
 
     # ── the stages ───────────────────────────────────────────────────────────────────────────────────────────────
 
