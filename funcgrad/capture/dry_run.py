@@ -469,9 +469,7 @@ class DryRun:
         self.trace.forgotten.require_saved([*with_history, *map(lineage.current, made.values())])
         self.trace.forgotten.require_apart()
         groups = tuple(group for group in groups if len(group.base.of) > 1 or group.base in changes)
-        self.trace.questions.lie(
-            dict(named)[g.found.of] for g in groups if g.found.length is not None and g.base in changes
-        )
+        self.trace.questions.lie(dict(named)[g.found.of] for g in groups if g.found.length and g.base in changes)
         if self.trace.differentiates:
             tracked_inputs = (t for slot, t in named if slot in changes and changes[slot].data == "tracked")
             self.trace.questions.are_views(tracked_inputs)
