@@ -156,7 +156,7 @@ def test_default_device_is_honoured():
 
 
 def test_inputs_that_alias_differently_are_different_programs():
-    """Where they are written to; where nothing is, it matters whether they share memory, and not where in it they lie."""
+    """Where they are written to; else it matters whether they share memory, and not where in it they lie."""
     base = torch.randn(8)
     c, pure = fg.jit(lambda a, b: a.mul_(1) * b), fg.jit(lambda a, b: a * b)
     calls = [(base[:4], base[4:]), (base[:4], base[:4]), (base[:4].clone(), base[4:].clone()), (base[:4], base[2:6])]
