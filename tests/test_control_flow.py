@@ -183,6 +183,7 @@ def test_one_program_for_all_sizes(name, backend):
     assert misses == [1, 2, 2, 2], c.explain_miss(*args)
 
 
+@pytest.mark.skipif(torch.__version__ < "2.12", reason="torch 2.11 stacks along dimension 0, whatever dim says")
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("dim", [0, 1, -1])
 def test_scan_along_dimensions(dim, reverse):
