@@ -13,6 +13,7 @@ import torch
 
 # FakeTensorMode and friends: 2.11, 2.13, 2.15
 from torch._dispatch.python import enable_python_dispatcher
+from torch._guards import SLoc
 from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
@@ -94,13 +95,25 @@ def _remember_arithmetic() -> None:
         setattr(SymNode, name, remembering(name, getattr(SymNode, name)))
 
 
+class _Environment(ShapeEnv):
+    """``funcgrad_memo``: see ``_remember_arithmetic``."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.funcgrad_memo: dict[Any, SymNode] = {}
+        super().__init__(*args, **kwargs)
+
+    def _get_stack_summary(self, is_debug: bool = False, framework_loc: str | None = None) -> tuple[SLoc, str]:
+        """Where in the code something was asked is for PyTorch's logs: to leave out its own files there, it imports its
+        compiler, which takes half a second."""
+        return SLoc(framework_loc, None), ""
+
+
 def make_environment(told: Callable[[str], None]) -> ShapeEnv:
     """An environment for symbolic sizes, in which reading a value from a tensor stays an error;
     each of its guards is ``told``, as Python."""
     _remember_arithmetic()
-    made = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False, duck_shape=False)
+    made = _Environment(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False, duck_shape=False)
     made.guards = _Guards(told)
-    made.funcgrad_memo = {}  # type: ignore[attr-defined]
     return made
 
 
