@@ -92,6 +92,11 @@ class CotangentLayout:
     wrapping: Wrapping | None
     inner: tuple[Outline, ...]
 
+    @property
+    def known_strides(self) -> tuple[int, ...] | None:
+        """Of a plain one whose sizes are known."""
+        return self.inner[0].stride if self.wrapping is None and self.inner[0].order is None else None
+
     def __call__(self, cotangent: Tensor) -> Tensor:
         """The incoming gradient, so made and laid out."""
         if self.wrapping is None and (type(cotangent) is Tensor or not is_wrapper_subclass(cotangent)):

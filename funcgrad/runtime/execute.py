@@ -31,11 +31,12 @@ from ..state.late import Left
 from ..subclasses import Wrapping
 from ..torch_private.autograd import (
     any_autocast,
+    applied_directly,
     called_below_autograd,
     graph_is_kept,
     is_executed,
 )
-from ..torch_private.levels import is_mapped
+from ..torch_private.levels import any_mapped
 from .cotangents import Blank, CotangentLayout, Hollow
 from .gates import applied
 from .given_tensors import ahead, is_heard, require_versions, write_back
@@ -177,16 +178,17 @@ class Differentiable:
         unnoticed = self.at.unnoticed
         if unnoticed:
             inputs = tuple(ahead(v, unnoticed[i]) if i in unnoticed else v for i, v in enumerate(inputs))
+        at, seen = self.at, inputs
         # tracked: a second derivative flows on to what made them
-        first = {i: inputs[i].clone() for i in self.at.copied}
-        seen = inputs
-        if self.at.unused:
-            seen = tuple(ahead(v, ()) if i in self.at.unused else v for i, v in enumerate(inputs))
-        apart = {i: s for i, s in self.at.reached.items() if is_heard(inputs[i])} if self.at.reached else {}
-        hooked = [i for i in self.at.arrivals if inputs[i] is not None and has_hooks(inputs[i])]
+        first = {i: inputs[i].clone() for i in at.copied} if at.copied else {}
+        if at.unused:
+            seen = tuple(ahead(v, ()) if i in at.unused else v for i, v in enumerate(inputs))
+        apart = {i: s for i, s in at.reached.items() if is_heard(inputs[i])} if at.reached else {}
+        is_several = len(at.arrivals) > 1
+        hooked = [i for i in at.arrivals if (v := inputs[i]) is not None and has_hooks(v)] if is_several else ()
         if apart or len(hooked) > 1:
             return self._gated((first, inputs), seen, apart, hooked)
-        outs: tuple[Any, ...] = _Apply.apply(self, (first, inputs), *seen)  # type: ignore[no-untyped-call]
+        outs: tuple[Any, ...] = _apply(self, (first, inputs), *seen)
         return outs
 
     def _gated(
@@ -244,6 +246,8 @@ class _Positions:
     others: tuple[int, ...]
     """The outputs through which no gradient flows."""
     layouts: tuple[CotangentLayout, ...]
+    strides: tuple[tuple[int, ...] | None, ...]
+    """Of plain incoming gradients whose sizes are known: with these they are as they should be."""
 
     @staticmethod
     def of(program: Differentiable) -> _Positions:
@@ -288,6 +292,7 @@ class _Positions:
             is_alone=not (late or watched_inputs or watched_outs or writes_inputs),
             others=tuple(i for slot, i in outs.items() if slot not in program.cotangents),
             layouts=tuple(program.cotangents.values()),
+            strides=tuple(layout.known_strides for layout in program.cotangents.values()),
         )
 
 
@@ -311,8 +316,12 @@ class _Apply(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Any, ...]:
         result = _gradients(ctx, incoming, lambda: _asked(ctx))
-        _add_zeros(ctx, result, ctx.program.unreached(incoming))
+        if ctx.program.at.reached:
+            _add_zeros(ctx, result, ctx.program.unreached(incoming))
         return (None, None, *result)
+
+
+_apply = applied_directly(_Apply)
 
 
 def _ran(ctx: Any, program: Differentiable, given: tuple[Mapping[int, Tensor], Sequence[Any]]) -> tuple[Any, ...]:
@@ -329,7 +338,7 @@ def _ran(ctx: Any, program: Differentiable, given: tuple[Mapping[int, Tensor], S
         bump_version(inputs[i])
     outs = tuple(values[: at.n_outs])
     # as they lie now: the caller may be about to change how an input looks (t_)
-    kept = [inputs[i].detach() if i in at.restrided else inputs[i] for i in at.kept]
+    kept = [inputs[i].detach() if i in at.restrided else inputs[i] for i in at.kept] if at.kept else []
     kept += values[at.n_outs :]
     if at.writes_outs:
         kept += [outs[i] for i in at.writes_outs]
@@ -379,12 +388,7 @@ def _gradients(ctx: Any, incoming: Sequence[Tensor | None], asked: Callable[[], 
     if ctx.watched:
         require_saved_versions(ctx)
     # kernels take no tensors of a vmap that is around this backward pass (is_grads_batched, torch.func.vmap)
-    if (
-        torch.is_grad_enabled()
-        or program.backward is None
-        or not as_traced
-        or any([t is not None and is_mapped(t) for t in cotangents])
-    ):
+    if torch.is_grad_enabled() or program.backward is None or not as_traced or any_mapped(cotangents):
         require_versions(
             (v, version) for v, version in zip(ctx.inputs, ctx.versions, strict=True) if isinstance(v, Tensor)
         )
@@ -403,8 +407,12 @@ def _gradients(ctx: Any, incoming: Sequence[Tensor | None], asked: Callable[[], 
                 raise refused from None
             raise
     else:
-        half = program.half(here, asked() if program.has_effects else None)
-        laid_out = [layout(t) for layout, t in zip(at.layouts, cotangents, strict=True) if t is not None]
+        half = program.half(here, asked()) if program.has_effects else program.half(here)
+        laid_out = [
+            t if strides is not None and type(t) is Tensor and t.stride() == strides else layout(t)
+            for layout, strides, t in zip(at.layouts, at.strides, cotangents, strict=True)
+            if t is not None
+        ]
         values = [*saved]
         for i, scalar in ctx.scalars.items():
             values[i] = scalar

@@ -41,6 +41,12 @@ def called_below_autograd(function: Callable[..., Any], args: Sequence[Any]) -> 
             _switch_grad(before)
 
 
+def applied_directly(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """``function.apply`` for code that runs at no level of torch.func, and is given no tensors of levels that ended:
+    what the engine's C++ does, without looking for these."""
+    return torch._C._FunctionBase.__dict__["apply"].__get__(None, function)  # type: ignore[no-any-return, attr-defined]
+
+
 @contextlib.contextmanager
 def autograd_heard() -> Iterator[None]:
     """Inside, the caller's Python runs as it does outside of ``below_autograd``; grad mode is off until it says

@@ -8,7 +8,7 @@ import importlib
 import operator
 import os
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -225,6 +225,14 @@ _WRAPPED = functools.reduce(
 def is_mapped(tensor: torch.Tensor) -> bool:
     """Whether a tensor is one of a vmap, torch.func's or autograd's own, or of another transform."""
     return bool(dispatch_keys(tensor).raw_repr() & _WRAPPED)
+
+
+def any_mapped(tensors: Iterable[torch.Tensor | None]) -> bool:
+    """Whether some are."""
+    for tensor in tensors:  # noqa: SIM110 (a generator costs more than all that is asked)
+        if tensor is not None and dispatch_keys(tensor).raw_repr() & _WRAPPED:
+            return True
+    return False
 
 
 def legacy_level() -> int:
