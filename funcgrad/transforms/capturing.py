@@ -38,6 +38,7 @@ from ..runtime.miss_reasons import key_of
 from ..stages import Stages
 from ..state.renewed import Brought
 from ..state.watch import Watch
+from ..torch_private.autograd import is_of_graph
 from .definition import Definition, Inferring, Plain, Untracked, name_of
 
 _AUTOCAST_UNSAID = (
@@ -155,7 +156,8 @@ def _traced(inner: Inner, reals: list[object], grad: bool, watch: Watch) -> tupl
         assert isinstance(error.__cause__, Exception)
         if inner.facts.reads is not None and isinstance(error.__cause__, READS_LATER):
             return capture(inner, reals, True, False, watch), None
-        if inner.inputs.has_symbols or has_symbols(inner.facts.path):  # C++ may know no symbol there
+        is_symbolic = inner.inputs.has_symbols or bool(has_symbols(inner.facts.path))
+        if is_symbolic and not is_of_graph(error.__cause__):  # C++ may know no symbol there
             raise NotSymbolicError(f"its backward pass fails ({error.__cause__})") from error
         refused = named_error(error.__cause__) or error.__cause__
         refused.__cause__ = refused.__context__ = None  # their frames hold the trace
