@@ -18,6 +18,7 @@ from ..trees import Tree, flatten, require_same, unflatten
 from .control_flow import Choice, Scan, While, apply
 from .copies import deep_copied
 from .packed_sequences import PACKED_NETWORKS, is_packed, pack, pad
+from .recurrent import CELLS, by_steps, has_symbolic_steps
 from .trace import Trace
 from .traced_bodies import Body, closed_over
 
@@ -140,10 +141,19 @@ def _called(function: Callable[[Sequence[Any], Mapping[str, Any]], Any]) -> Call
     return call
 
 
-def _if_packed(network: Callable[..., Any]) -> Callable[..., Any]:
-    """A recurrent network of packed sequences; of others it is PyTorch's."""
-    carried_out = _called(lambda args, kwargs: network(*args, **kwargs))
-    return lambda trace, *args, **kwargs: carried_out(trace, *args, **kwargs) if is_packed(*args) else NotImplemented
+def _recurrent(network: Any) -> Callable[..., Any]:
+    """A recurrent network of packed sequences, or of as many steps as a symbol says; any other one is PyTorch's."""
+    packed = _called(lambda args, kwargs: PACKED_NETWORKS[network](*args, **kwargs))
+
+    def call(trace: Trace, *args: Any, **kwargs: Any) -> Any:
+        if is_packed(*args):
+            return packed(trace, *args, **kwargs)
+        if not has_symbolic_steps(network, *args):
+            return NotImplemented
+        with trace.lifter:
+            return by_steps(functools.partial(scan, trace), CELLS[network], *args, **kwargs)
+
+    return call
 
 
 CALLS: Mapping[Any, Callable[..., Any]] = {
@@ -160,7 +170,7 @@ CALLS: Mapping[Any, Callable[..., Any]] = {
     Tensor.__deepcopy__: deep_copied,
     PACK_PADDED: _called(lambda args, _: pack(*args)),
     PAD_PACKED: _called(lambda args, _: pad(*args)),
-    **{network: _if_packed(call) for network, call in PACKED_NETWORKS.items()},
+    **{network: _recurrent(network) for network in CELLS},
 }
 """Operators, as they are carried out; NotImplemented where that is PyTorch's own way."""
 

@@ -7,12 +7,14 @@ the lengths is tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from .recurrent import CELLS, Cell, States, layers_of
 
 _UNSORTED = (
     "`lengths` array must be sorted in decreasing order when `enforce_sorted` is True, and each of it greater than 0"
@@ -74,31 +76,10 @@ def _places(batch_sizes: Tensor, batch: int, data: Tensor) -> Tensor:
     return (step * batch + torch.arange(count) - before).to(data.device)
 
 
-# ── recurrent networks ───────────────────────────────────────────────────────────────────────────────────────────
-
-_State = tuple[Tensor, ...]
+# ── recurrent networks ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _lstm(given: Tensor, state: _State, weights: Sequence[Tensor]) -> _State:
-    i, f, g, o = (given + functional.linear(state[0], weights[0], *weights[1:2])).chunk(4, 1)
-    cell = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
-    hidden = o.sigmoid() * cell.tanh()
-    return functional.linear(hidden, weights[2]) if len(weights) > 2 else hidden, cell
-
-
-def _gru(given: Tensor, state: _State, weights: Sequence[Tensor]) -> _State:
-    (hidden,) = state
-    reset, update, new = given.chunk(3, 1)
-    own_reset, own_update, own_new = functional.linear(hidden, *weights).chunk(3, 1)
-    new = (new + own_new * (reset + own_reset).sigmoid()).tanh()
-    return ((hidden - new) * (update + own_update).sigmoid() + new,)
-
-
-def _elman(activation: Callable[[Tensor], Tensor]) -> Callable[..., _State]:
-    return lambda given, state, weights: (activation(given + functional.linear(state[0], *weights)),)
-
-
-def _recurrent(cell: Callable[..., _State]) -> Callable[..., Any]:
+def _recurrent(cell: Cell) -> Callable[..., Any]:
     """A recurrent network of packed sequences: each step of the longest is made for all, and a sequence that is over
     keeps its state."""
 
@@ -112,23 +93,19 @@ def _recurrent(cell: Callable[..., _State]) -> Callable[..., Any]:
         places = _places(batch_sizes, batch, _whole(data, batch_sizes))
         is_there = (torch.arange(batch) < batch_sizes[:, None]).to(data.device)
         own = iter(zip(*(s.unbind(0) for s in states), strict=True))
-        each = len(params) // (num_layers * directions)
-        parts: Iterator[Sequence[Tensor]] = (params[i : i + each] for i in range(0, len(params), each))
-        last: list[_State] = []
+        of_layers = layers_of(params, has_biases, num_layers * directions)
+        last: list[States] = []
         for layer in range(num_layers):
             if layer and dropout and train:
                 data = torch.dropout(data, dropout, True)
             made = []
             for direction in range(directions):
-                weights, now = next(parts), next(own)
-                bias = weights[2:3] if has_biases else ()
-                given = functional.linear(data, weights[0], *bias)
+                (of_given, of_state), now = next(of_layers), next(own)
+                given = functional.linear(data, *of_given)
                 rows = (
                     given.new_zeros(steps * batch, given.shape[1]).index_copy(0, places, given).view(steps, batch, -1)
                 )
                 hidden: list[Tensor] = []
-                # the weight of the state, its bias, and what projects it
-                of_state = (weights[1], *weights[3:]) if has_biases else (weights[1], None, *weights[2:])
                 for t in range(steps) if direction == 0 else reversed(range(steps)):
                     made_now = cell(rows[t], now, of_state)
                     now = tuple(torch.where(is_there[t][:, None], n, s) for n, s in zip(made_now, now, strict=True))
@@ -146,8 +123,5 @@ def is_packed(*args: Any) -> bool:
     return len(args) > 3 and isinstance(args[1], Tensor) and isinstance(args[3], (list, tuple))
 
 
-PACKED_NETWORKS: Mapping[Any, Callable[..., Any]] = {
-    torch.lstm: _recurrent(_lstm), torch.gru: _recurrent(_gru), torch.rnn_tanh: _recurrent(_elman(torch.tanh)),
-    torch.rnn_relu: _recurrent(_elman(torch.relu)),
-}  # fmt: skip
+PACKED_NETWORKS: Mapping[Any, Callable[..., Any]] = {network: _recurrent(cell) for network, cell in CELLS.items()}
 """Recurrent networks of packed sequences."""

@@ -1,0 +1,97 @@
+"""Recurrent networks of as many steps as there are: two programs serve sequences of all lengths."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import funcgrad as fg
+
+NETWORKS = {
+    "gru": lambda **more: nn.GRU(3, 4, **more),
+    "lstm": lambda **more: nn.LSTM(3, 4, **more),
+    "tanh": lambda **more: nn.RNN(3, 4, **more),
+    "relu": lambda **more: nn.RNN(3, 4, nonlinearity="relu", **more),
+}
+OPTIONS = {
+    "plain": {},
+    "batch first, both directions": {"batch_first": True, "bidirectional": True},
+    "two layers without bias": {"num_layers": 2, "bias": False},
+    "with dropout": {"num_layers": 2, "dropout": 0.5, "bidirectional": True},
+}
+
+
+def losses(network, given, state):
+    out, last = network(given) if state is None else network(given, state)
+    return (out.sin().sum() + sum(s.cos().sum() for s in (last if isinstance(last, tuple) else (last,))), out)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_two_programs_serve_all_lengths(kind, options, dtype):
+    network = NETWORKS[kind](**options).to(dtype)
+    other = copy.deepcopy(network)
+    compiled = fg.jit(lambda x: losses(other, x, None))
+    for length in (5, 7, 4, 6):
+        x = torch.randn(length, 2, 3, dtype=dtype, requires_grad=True)
+        results = []
+        for call, own in ((lambda x: losses(network, x, None), network), (compiled, other)):
+            torch.manual_seed(0)
+            loss, out = call(x)
+            results.append((loss, out, torch.autograd.grad(loss, (x, *own.parameters()))))
+        torch.testing.assert_close(results[1], results[0])
+        assert results[1][1].stride() == results[0][1].stride()
+    assert compiled.cache_info().misses == 2
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_a_state_that_is_given(kind):
+    network = NETWORKS[kind]().double()
+    gradient = fg.grad_compiled(lambda x, state: losses(network, x, state)[0], argnums=(0, 1))
+    for length in (5, 7, 4):
+        x = torch.randn(length, 2, 3, dtype=torch.float64)
+        state = torch.randn(1, 2, 4, dtype=torch.float64)
+        state = (state, state.sin()) if kind == "lstm" else state
+        expected = torch.func.grad(lambda x, s: losses(network, x, s)[0], argnums=(0, 1))(x, state)
+        torch.testing.assert_close(gradient(x, state), expected)
+    assert gradient.cache_info().misses == 2
+
+
+def test_projections_of_an_lstm():
+    network = nn.LSTM(3, 4, proj_size=2).double()
+    compiled = fg.jit(lambda x: network(x)[0])
+    for length in (5, 7, 4):
+        x = torch.randn(length, 2, 3, dtype=torch.float64)
+        torch.testing.assert_close(compiled(x), network(x)[0])
+    assert compiled.cache_info().misses == 2
+
+
+def test_a_training_step_that_returns_its_loss_with_its_history():
+    """Each length was a program of its own: the loss has a history, through which no second pass goes."""
+    networks = [nn.GRU(3, 4, batch_first=True), nn.GRU(3, 4, batch_first=True)]
+    networks[1].load_state_dict(networks[0].state_dict())
+
+    def stepping(network):
+        optimiser = torch.optim.Adam(network.parameters(), 1e-2)
+
+        def step(x):
+            optimiser.zero_grad()
+            loss = network(x[:, :-1])[0].square().mean()
+            loss.backward()
+            optimiser.step()
+            return loss
+
+        return step
+
+    eager, step = stepping(networks[0]), fg.jit(stepping(networks[1]))
+    for length in (7, 9, 12, 5, 8):
+        x = torch.randn(4, length, 3)
+        torch.testing.assert_close(step(x), eager(x))
+    torch.testing.assert_close(networks[1].state_dict(), networks[0].state_dict())
+    assert step.cache_info().misses <= 3
+    with pytest.raises(RuntimeError, match="second time"):
+        step(x).backward()
