@@ -791,6 +791,31 @@ def test_packages_of_another_environment_are_installed(tmp_path, monkeypatch):
     assert torch.equal(compiled(X), X * 150)
 
 
+def test_a_list_grows_beside_what_would_copy_its_owner(tmp_path, monkeypatch):
+    """Metrics of an installed package append what they are given; how one is copied is not what a call does."""
+    site = tmp_path / "site-packages"
+    site.mkdir()
+    (site / "installed_metrics.py").write_text(
+        "class Metric:\n    def __init__(self):\n        self.kept = []\n"
+        "    def update(self, x):\n        self.kept.append(x.sin())\n"
+        "    def __setstate__(self, state):\n        self.__dict__.update(state)\n"
+        "        self.names = [name for name in vars(self) if len(getattr(self, name)) > 3]\n"
+        "    def __reduce__(self):\n        return Metric, (), {'kept': list(self.kept)}\n"
+    )
+    monkeypatch.syspath_prepend(str(site))
+    metric = importlib.import_module("installed_metrics").Metric()
+
+    def f(x):
+        metric.update(x)
+        return x.sum()
+
+    compiled = fg.jit(f)
+    for i in range(4):
+        compiled(X + i)
+    assert compiled.cache_info().misses == 1
+    torch.testing.assert_close(metric.kept, [(X + i).sin() for i in range(4)])
+
+
 def _imports_inside(x):
     from math import sqrt as root
 

@@ -19,6 +19,7 @@ from ..torch_private.tensors import unwrap_transform
 from .error_translation import unsupported_operator
 from .fused_steps import FUSED_STEPS
 from .memory import overlaps_itself
+from .quasirandom import SOBOL_SEQUENCES
 from .running_statistics import RUNNING
 from .traced_sizes import seen
 from .views import is_dense
@@ -150,6 +151,7 @@ REWRITES: dict[Any, Callable[..., Any]] = {
     torch.nn.functional.one_hot: _one_hot,
     **FUSED_STEPS,
     **RUNNING,
+    **SOBOL_SEQUENCES,
     torch.nn.functional.dropout1d: _of_a_batch(torch.nn.functional.dropout1d, 2),
     torch.nn.functional.dropout3d: _of_a_batch(torch.nn.functional.dropout3d, 4),
     Tensor.__int__: lambda tensor: int(
