@@ -744,6 +744,21 @@ def test_a_partial_that_is_stored_has_keywords_of_its_own():
         space["o"].p.keywords["by"] = 9
 
 
+@pytest.mark.parametrize(
+    "stored",
+    ["functools.partial(g, by=None)", "functools.partial(g, None)", "{None, 3}", "frozenset([None, 3])", "[{None}, None]"],
+)
+def test_what_is_stored_may_hold_none(stored):
+    given = "class O: pass\no = O()\ndef g(x, by): return x\n"
+    space = world(f"{given}def f(x):\n    o.p = {stored}\n    return x * 1")
+    compiled, seen = fg.jit(space["f"]), []
+    for _ in range(3):
+        compiled(torch.ones(2))
+        seen.append(space["o"].p)
+    assert compiled.cache_info().misses == 1
+    assert len({repr(p) for p in seen}) == 1 and "None" in repr(seen[0])
+
+
 def test_what_cannot_be_watched_is_named_of_each_partial():
     for _ in range(2):
         space = world("S = 2.0\ndef g(k, x): return x * k * globals()['S']\nf = functools.partial(g, 1.0)")
