@@ -172,7 +172,21 @@ def _ctc_loss_backward(grad: Tensor, log_probs: Tensor, *rest: Any) -> Tensor:
     return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
 
 
+def _grouped_mm(
+    a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """Sizes of ``_grouped_mm``, whose rows begin at multiples of 16 bytes. PyTorch's own fakes know it in bfloat16
+    alone, and not in the dtypes that the operator takes besides."""
+    of_groups = () if a.dim() != b.dim() else (a.shape[0] if offs is None else offs.shape[0],)
+    rows, columns = (a.shape[1] if a.dim() > b.dim() else a.shape[-2]), b.shape[-1]
+    aligned = 16 // a.element_size()
+    padded = (columns + aligned - 1) // aligned * aligned
+    strides = (*(rows * padded for _ in of_groups), padded, 1)
+    return a.new_empty_strided((*of_groups, rows, columns), strides, dtype=out_dtype)
+
+
 FAKE_RESULTS: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten._grouped_mm.default: _grouped_mm,
     torch.ops.aten._ctc_loss.default: _ctc_loss,
     torch.ops.aten._ctc_loss.Tensor: _ctc_loss,
     torch.ops.aten._ctc_loss_backward.default: _ctc_loss_backward,
