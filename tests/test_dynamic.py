@@ -379,6 +379,16 @@ def test_what_a_constant_is_filled_with_is_known_at_every_size(name: str) -> Non
     assert_one_program_for_sizes(COUNTED[name])
 
 
+def test_a_mask_that_is_drawn_in_place_is_drawn_at_every_size() -> None:
+    """As residual blocks are dropped, one of each sample (timm's ``drop_path``)."""
+
+    def f(x: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        return x * x.new_empty((x.shape[0],) + (1,) * (x.ndim - 1)).bernoulli_(0.5)
+
+    assert_one_program_for_sizes(f)
+
+
 BY_SIZE: dict[str, Callable[[Tensor], Any]] = {
     "summed": lambda x: torch.ones(x.shape[:1]).sum() > 3,
     "counted": lambda x: (torch.arange(len(x)) < 4).all(),

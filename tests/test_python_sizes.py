@@ -45,6 +45,8 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "round": lambda x: x * round(x.shape[0] / 3) + round(x.shape[0]),
     "divmod": lambda x: x * divmod(x.shape[0], 2)[0] + divmod(100, x.shape[0])[1],
     "remainder": lambda x: x * (x.shape[0] % 2 + 1),
+    "of a negative number": lambda x: x * -(x.shape[0] // -2) + x.shape[0] % -5 + x.shape[0] // (3 - x.shape[0]),
+    "a quotient of a quotient": lambda x: x * (x.shape[0] // 2 // -2) + divmod(x.shape[0] // 2, -3)[0],
     "min and max": lambda x: x / max(1, x.shape[0] - 1) + min(x.shape[0], 1000),
     "absolute": lambda x: x / abs(1 - x.shape[0]),
     "an int": lambda x: x.sin() if isinstance(x.shape[0], int) and isinstance(x.numel() // 2, int) else x,

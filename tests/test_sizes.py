@@ -31,7 +31,7 @@ def run(start: list[Any], steps: list[tuple[str, int, int]]) -> tuple[list[Any],
             case "*":
                 found.append(a * b if hint(a) * hint(b) < 10**6 else a)
             case "//" | "%":
-                if b > 0:
+                if b != 0:
                     found.append(a // b if op == "//" else a % b)
             case "<":
                 said.append(bool(a < b))

@@ -744,6 +744,21 @@ def test_a_partial_that_is_stored_has_keywords_of_its_own():
         space["o"].p.keywords["by"] = 9
 
 
+@pytest.mark.parametrize(
+    "stored",
+    ["functools.partial(g, by=None)", "functools.partial(g, None)", "{None, 3}", "frozenset([None, 3])", "[{None}, None]"],
+)
+def test_what_is_stored_may_hold_none(stored):
+    given = "class O: pass\no = O()\ndef g(x, by): return x\n"
+    space = world(f"{given}def f(x):\n    o.p = {stored}\n    return x * 1")
+    compiled, seen = fg.jit(space["f"]), []
+    for _ in range(3):
+        compiled(torch.ones(2))
+        seen.append(space["o"].p)
+    assert compiled.cache_info().misses == 1
+    assert len({repr(p) for p in seen}) == 1 and "None" in repr(seen[0])
+
+
 def test_what_cannot_be_watched_is_named_of_each_partial():
     for _ in range(2):
         space = world("S = 2.0\ndef g(k, x): return x * k * globals()['S']\nf = functools.partial(g, 1.0)")
@@ -789,6 +804,31 @@ def test_packages_of_another_environment_are_installed(tmp_path, monkeypatch):
     assert not [guard for guard in guards if guard.how == "absent" and "name_" in str(guard.place.key)]
     package.Model.scale = 3.0
     assert torch.equal(compiled(X), X * 150)
+
+
+def test_a_list_grows_beside_what_would_copy_its_owner(tmp_path, monkeypatch):
+    """Metrics of an installed package append what they are given; how one is copied is not what a call does."""
+    site = tmp_path / "site-packages"
+    site.mkdir()
+    (site / "installed_metrics.py").write_text(
+        "class Metric:\n    def __init__(self):\n        self.kept = []\n"
+        "    def update(self, x):\n        self.kept.append(x.sin())\n"
+        "    def __setstate__(self, state):\n        self.__dict__.update(state)\n"
+        "        self.names = [name for name in vars(self) if len(getattr(self, name)) > 3]\n"
+        "    def __reduce__(self):\n        return Metric, (), {'kept': list(self.kept)}\n"
+    )
+    monkeypatch.syspath_prepend(str(site))
+    metric = importlib.import_module("installed_metrics").Metric()
+
+    def f(x):
+        metric.update(x)
+        return x.sum()
+
+    compiled = fg.jit(f)
+    for i in range(4):
+        compiled(X + i)
+    assert compiled.cache_info().misses == 1
+    torch.testing.assert_close(metric.kept, [(X + i).sin() for i in range(4)])
 
 
 def _imports_inside(x):

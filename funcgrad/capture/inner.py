@@ -76,9 +76,10 @@ class Inner:
     policy: Policy | None
     rng: Randomness
 
-    def run(self, *values: Any, again: bool = False) -> Ran:
+    def run(self, *values: Any, again: Mapping[Slot, Any] | None = None) -> Ran:
         """Call the definition on values of the running trace, one for each slot of ``signature.ins``. ``again``: for a
-        backward pass, which reads what it alone reads from where that lives then."""
+        backward pass, which reads from where that lives then: what it alone reads, and tensors that are no longer
+        those given then (``again``: of which ``values`` are made)."""
         trace = active_trace()
         assert trace is not None, "an inner function runs only inside a trace"
         given = dict(zip(self.signature.ins, values, strict=True))
@@ -86,14 +87,14 @@ class Inner:
             trace.draws.begin(given[key])
         seen, memory = self.inverse(given, self._own)
         seen = self._with_views(seen, memory)
-        late = self.facts.state.late
-        here, read_again = contextlib.ExitStack(), {slot for slot, _ in late.tensors} if again else set[Slot]()
+        late, then = self.facts.state.late, again or {}
+        here, read_again = contextlib.ExitStack(), {slot for slot, _ in late.tensors if slot in then}
         for captured in self.facts.captured:
             if again and captured.slot in late.alone:
                 continue
             if isinstance(captured.origin, GradientOf):
                 seen[captured.origin.slot].grad = seen[captured.slot]
-            elif captured.slot in read_again:
+            elif captured.slot in read_again and not trace.stands_for(then[captured.slot], captured.read({})):
                 here.enter_context(trace.binding([(captured.read({}), seen[captured.slot])]))
             else:
                 trace.bind(captured.read({}), seen[captured.slot])
@@ -146,7 +147,7 @@ class Inner:
             raise _another_result(self.facts, outputs, varies)
         if trace.symbols.may_be_sizes():
             require_views_by_no_size(outputs, self.facts.outputs)
-        self._require_constant(leaves, written, again)
+        self._require_constant(leaves, written, bool(again))
         first = [leaf if o.is_dynamic else o.constant for leaf, o in zip(leaves, self.facts.outputs, strict=True)]
         require_the_same(leaves, paths, first)
         tensors = [(slot, value) for slot, value in reversed(seen.items()) if isinstance(value, Tensor)]

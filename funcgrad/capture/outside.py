@@ -19,6 +19,7 @@ from ..torch_private.tensors import unwrap_transform
 from .error_translation import unsupported_operator
 from .fused_steps import FUSED_STEPS
 from .memory import overlaps_itself
+from .quasirandom import SOBOL_SEQUENCES
 from .running_statistics import RUNNING
 from .traced_sizes import seen
 from .views import is_dense
@@ -150,6 +151,7 @@ REWRITES: dict[Any, Callable[..., Any]] = {
     torch.nn.functional.one_hot: _one_hot,
     **FUSED_STEPS,
     **RUNNING,
+    **SOBOL_SEQUENCES,
     torch.nn.functional.dropout1d: _of_a_batch(torch.nn.functional.dropout1d, 2),
     torch.nn.functional.dropout3d: _of_a_batch(torch.nn.functional.dropout3d, 4),
     Tensor.__int__: lambda tensor: int(
@@ -170,7 +172,21 @@ def _ctc_loss_backward(grad: Tensor, log_probs: Tensor, *rest: Any) -> Tensor:
     return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
 
 
+def _grouped_mm(
+    a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """Sizes of ``_grouped_mm``, whose rows begin at multiples of 16 bytes. PyTorch's own fakes know it in bfloat16
+    alone, and not in the dtypes that the operator takes besides."""
+    of_groups = () if a.dim() != b.dim() else (a.shape[0] if offs is None else offs.shape[0],)
+    rows, columns = (a.shape[1] if a.dim() > b.dim() else a.shape[-2]), b.shape[-1]
+    aligned = 16 // a.element_size()
+    padded = (columns + aligned - 1) // aligned * aligned
+    strides = (*(rows * padded for _ in of_groups), padded, 1)
+    return a.new_empty_strided((*of_groups, rows, columns), strides, dtype=out_dtype)
+
+
 FAKE_RESULTS: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten._grouped_mm.default: _grouped_mm,
     torch.ops.aten._ctc_loss.default: _ctc_loss,
     torch.ops.aten._ctc_loss.Tensor: _ctc_loss,
     torch.ops.aten._ctc_loss_backward.default: _ctc_loss_backward,

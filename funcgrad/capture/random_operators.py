@@ -193,7 +193,7 @@ class Draws:
         if op not in (aten.bernoulli_.float, aten.bernoulli_.Tensor):
             return None
         shape, stride = args[0].shape, args[0].stride()
-        order = sorted(range(len(shape)), key=lambda d: (shape[d] == 1, -stride[d]))
+        order = sorted(range(len(shape)), key=lambda d: (bool(shape[d] == 1), -stride[d]))
         moving = [d for d in order if shape[d] != 1]
         return None if moving == sorted(moving) else order
 

@@ -24,7 +24,8 @@ from ..torch_private.levels import outside_transforms
 from ..torch_private.modes import without_function_modes
 from ..torch_private.operators import draws_random, is_operator, is_torchs_own, returns_nothing, writes_inputs
 from .autocast import autocast_as
-from .uniform import filled_with, keeps_uniform
+from .elements import Array, numbers_in
+from .uniform import keeps_uniform
 
 aten = torch.ops.aten
 
@@ -77,6 +78,7 @@ class Tape:
         self._calls: dict[int, _Call] = {}
         self._constants: dict[int, Tensor] = {}
         self._now: dict[int, Tensor] = {}
+        self._numbers: dict[int, Array] = {}
         self._given: list[Tensor] = []
         self._draws: list[_Call] = []
         self._own: OwnDraws | None = None
@@ -126,9 +128,10 @@ class Tape:
         return all(self._calls[id(fake)].is_uniform for fake in fakes_in(value))
 
     def number(self, constant: Tensor) -> Any:
-        """The whole number, or bool, that a constant is filled with, where that is known at every size; else None."""
-        is_float = constant.is_floating_point()
-        return None if is_float else filled_with(constant, lambda fake: self._calls.get(id(fake)))
+        """The whole number, or bool, that a constant is, where it is known at every size; else None."""
+        with without_modes(), without_function_modes(), outside_transforms():
+            found = numbers_in(constant, lambda fake: self._calls.get(id(fake)), self._numbers)
+        return None if found is None else found.item()
 
     def is_exact(self, value: Any) -> bool:
         """Whether constants are computed of whole numbers and bools alone: rounding, which a kernel may do

@@ -209,6 +209,12 @@ class Trace(Recorder):
         """From now on ``functional`` stands for ``real``, wherever the function meets it."""
         self.captured[id(real)] = Lifted(real, functional, where)
 
+    def stands_for(self, value: Any, real: Tensor) -> bool:
+        """Whether a value of the trace is what stands for a real tensor, wherever the function meets it."""
+        if self.reals.get(id(value)) is real:  # an argument: that it is captured, too, is what is noted
+            self.lift(real)
+        return id(real) in self.captured and self.captured[id(real)].functional is value
+
     @contextlib.contextmanager
     def binding(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[None]:
         """Inside, other tensors stand for these real ones."""

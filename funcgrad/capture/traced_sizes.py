@@ -19,7 +19,7 @@ from .floats import own
 from .source_location import asked_by_library
 
 _ARITHMETIC = (
-    "add radd sub rsub mul rmul floordiv rfloordiv truediv rtruediv mod rmod pow rpow neg pos abs and rand or ror xor "
+    "add radd sub rsub mul rmul rfloordiv truediv rtruediv mod rmod pow rpow neg pos abs and rand or ror xor "
     "rxor "
     "lshift rlshift rshift rrshift"
 )
@@ -31,6 +31,9 @@ class TracedSize(SymInt):
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         return type(self) if asked_by_library() else int
+
+    def __floordiv__(self, by: Any) -> Any:
+        return seen(floor_quotient(SymInt(self.node), by))  # type: ignore[no-untyped-call]
 
     def __divmod__(self, other: Any) -> Any:
         return self // other, self % other
@@ -77,6 +80,12 @@ def seen(value: Any) -> Any:
     if type(value) in (torch.Size, tuple) and any(type(n) is SymInt for n in value):
         return type(value)([seen(n) for n in value])
     return value
+
+
+def floor_quotient(of: Any, by: Any) -> Any:
+    """``of // by`` of whole numbers: as that by a positive one, since PyTorch makes of ``n // 2 // -2`` an ``n // -4``,
+    which is rounded otherwise."""
+    return -of // -by if isinstance(by, (int, SymInt)) and by < 0 else of // by
 
 
 def _symbol(size: TracedSize) -> str:

@@ -34,7 +34,9 @@ _lock = threading.Lock()
 _hooked: dict[type, list[Any]] = {}
 """For each hooked class, how many hold on to its hook, and what it had in the hook's place."""
 
-_WITH_STATE = ("torch.nn.", "torch.optim.", "torch.amp.", "torch.cuda.amp.", "torch.distributions.")
+_WITH_STATE = (
+    "torch.nn.", "torch.optim.", "torch.amp.", "torch.cuda.amp.", "torch.distributions.", "torch.quasirandom.",
+)  # fmt: skip
 """Where torch has classes whose objects keep state for those who use them: optimisers, schedulers, scalers of
 gradients."""
 HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8

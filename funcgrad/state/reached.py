@@ -54,8 +54,9 @@ C_FUNCTIONS = (
     types.MethodDescriptorType,
     types.WrapperDescriptorType,
 )
-_OF_ATTRIBUTES = {"__getattribute__", "__setattr__", "__getstate__"}
-"""Special methods that run without being mentioned; those of installed packages read nothing that changes."""
+_OF_ATTRIBUTES = {"__getattribute__", "__setattr__", "__getstate__", "__setstate__", "__reduce__", "__reduce_ex__"}
+"""Special methods that run without being mentioned: for each attribute, and where objects are copied. Those of
+installed packages read nothing that changes."""
 
 
 _WEAK = (

@@ -376,7 +376,7 @@ class Written:
             if made.inside is None and made.is_container:
                 self._refused.append((path, "a container that holds itself"))
             return made
-        if is_copied(value, self._is_kept):
+        if is_copied(value, self._is_kept_inside):
             made = NewObject(type(value), like=copied(value))
             self._made[id(value)] = value, made
             return made
@@ -392,8 +392,12 @@ class Written:
         if isinstance(value, types.MethodType):
             return self._watch.knows(value.__self__) and self._watch.knows(value.__func__)
         if type(value) is frozenset:
-            return all(map(self._is_kept, value))
+            return all(map(self._is_kept_inside, value))
         return self._watch.knows(value) or (isinstance(value, _KEPT) and value is not None)
+
+    def _is_kept_inside(self, value: Any) -> bool:
+        """The same of a value in a container that is no tree: there, None is no container of nothing."""
+        return value is None or self._is_kept(value)
 
 
 def _in_order(container: dict[Any, Any], before: Mapping[Any, Any]) -> None:

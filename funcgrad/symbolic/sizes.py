@@ -447,11 +447,14 @@ def _split(of: Any, by: Any) -> tuple[Any, Any]:
 
 
 def _divided(sizes: Sizes, of: Any, by: Any) -> tuple[Any, Any]:
+    if by == 0:
+        raise ZeroDivisionError(sizes.named(f"{of!r} divided by {by!r}"))
+    if by < 0:
+        quotient, remainder = _split(-of, -by)
+        return quotient, -remainder
     if of < 0:  # C rounds towards zero
         up = (by - 1 - of) // by
         return -up, of + up * by
-    if by <= 0:
-        raise ZeroDivisionError(sizes.named(f"{of!r} divided by {by!r}"))
     whole, rest = divided(terms_of(of), terms_of(by))
     quotient, remainder = _made(sizes, whole), _made(sizes, rest)
     if isinstance(remainder, int) and isinstance(by, int):

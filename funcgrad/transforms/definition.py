@@ -327,7 +327,7 @@ class Pullback:
             for i in self.wrt:
                 variables[i] = _variable(variables[i], str(slots[i]))
             with running_again(trace, self.inner.facts.state.guards, happened=True):
-                ran = self.inner.run(*variables, again=True)
+                ran = self.inner.run(*variables, again=dict(zip(slots, values, strict=True)))
                 outs = dict(ran.outs)
                 with without_function_modes():  # what was returned, not what has come to stand for it (t_)
                     pairs = [

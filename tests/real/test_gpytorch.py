@@ -46,9 +46,6 @@ def test_an_acquisition_function_has_its_gradient(kind):
         )
         acquisition = getattr(botorch.acquisition, kind)(model, best_f=y.max(), **given)
 
-        # Sobol's numbers are drawn once, in the first call, by a generator of its own
-        acquisition(torch.rand(3, 1, 2, dtype=torch.double))
-
         def value(candidates):
             return acquisition(candidates).sum()
 

@@ -62,3 +62,30 @@ def test_a_neural_differential_equation_learns_by_its_adjoint():
         return World(loss, lambda step: (torch.randn(3, 2).requires_grad_(),), [field])
 
     check_steps(make, programs=2)  # the library reads a memo of SciPy's, which the first compile fills
+
+
+# The library makes tensors of its table of coefficients, which a class of its own keeps.
+@pytest.mark.filterwarnings("ignore::funcgrad.errors.UnresolvedCaptureWarning")
+def test_an_adaptive_adjoint_finds_the_gradients_of_parameters():
+    """Its backward pass reads values: how far to step is decided by the gradients themselves."""
+
+    class Field(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 2)
+
+        def forward(self, t, y):
+            return torch.tanh(self.layer(y))
+
+    def make():
+        field = Field()
+
+        def loss(y):
+            times = torch.linspace(0, 0.5, 2)
+            found = torchdiffeq.odeint_adjoint(field, y, times, method="dopri5", rtol=1e-2, atol=1e-3)
+            return found[-1].square().mean()
+
+        # parameters stay as they are: others may lead to other steps, which is another path
+        return World(loss, lambda step: (torch.randn(3, 2).requires_grad_(),), [field], lambda _: None)
+
+    check_steps(make, programs=3)

@@ -115,7 +115,20 @@ def batches(step):
     return ids, (torch.arange(longest) < lengths[:, None]).long()
 
 
-@pytest.mark.parametrize("build", [gpt2, llama, bart])
+def deberta():
+    relative = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "max_position_embeddings": 64}
+    return transformers.DebertaForMaskedLM(transformers.DebertaConfig(**relative, **TINY))
+
+
+def mixtral():
+    """Its experts compute in single precision, which is the widest of grouped products."""
+    routed = {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
+    return transformers.MixtralForCausalLM(
+        transformers.MixtralConfig(output_router_logits=True, **routed, **TINY)
+    ).float()
+
+
+@pytest.mark.parametrize("build", [gpt2, llama, bart, deberta, mixtral])
 def test_batches_of_other_sizes_are_learnt_from_by_few_programs(build):
     def make():
         model = build().train()
@@ -125,7 +138,8 @@ def test_batches_of_other_sizes_are_learnt_from_by_few_programs(build):
 
         return World(loss, batches, [model])
 
-    check_steps(make, programs=2 if build is llama else 3)  # of 8 tokens, as many as a head has columns, another one
+    # of 8 tokens, as many as a head has columns, another one
+    check_steps(make, programs=3 if build in (gpt2, bart) else 2)
 
 
 def test_sentences_of_other_lengths_are_classified():
