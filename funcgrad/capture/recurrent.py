@@ -60,9 +60,17 @@ def layers_of(params: Sequence[Tensor], has_biases: bool, n: int) -> Iterator[tu
 def has_symbolic_steps(network: Any, *args: Any) -> bool:
     """Whether a network is called with a tensor that goes along a dimension whose size is a symbol, and would be
     unrolled."""
-    given, batch_first = args[0], args[-1]
-    is_whole = network is torch.lstm and given.dtype is torch.float32 and given.device.type == "cpu"
-    return not is_whole and given.dim() == 3 and is_size(given.shape[1 if batch_first else 0])
+    given, state, batch_first = args[0], args[1], args[-1]
+    if given.dim() != 3 or not is_size(given.shape[1 if batch_first else 0]):
+        return False
+    # as torch._decomp chooses oneDNN
+    return not (
+        network is torch.lstm
+        and given.device.type == "cpu"
+        and given.dtype in (torch.float32, torch.bfloat16)
+        and not given.requires_grad
+        and state[0].shape[2] == state[1].shape[2]
+    )
 
 
 def by_steps(
