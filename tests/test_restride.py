@@ -4,6 +4,7 @@ eager PyTorch."""
 import pytest
 import torch
 from laws.programs import Case, CountBackward, difference, require_as_eager, run
+from torch import Tensor
 
 import funcgrad as fg
 
@@ -380,6 +381,27 @@ def test_a_view_that_required_grad_and_changes_its_sizes_is_refused():
     case = Case(lambda: (torch.arange(8.0)[:3],), f)  # of one dimension, nothing changes
     assert difference(run(case, lambda f: f), found := run(case, fg.jit)) is None
     assert found.error is None
+
+
+@pytest.mark.parametrize("change", [Tensor.t_, Tensor.squeeze_, lambda x: x.unsqueeze_(0), lambda x: x.set_(x)])
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("make", [lambda: (torch.arange(6.0).view(2, 3), leaf()), lambda: (torch.ones(2, 3), leaf())])
+def test_a_view_of_whose_new_history_nobody_asked_is_a_leaf_to_autograd(make, asked, change):
+    """Eager PyTorch raises where its base has come to require grad through another view."""
+
+    def f(x, y):
+        x.view(-1).copy_(y.mean())
+        if asked:
+            x.view_as(x)
+        change(x)
+        return ()
+
+    case, compiled = Case(make, f), fg.jit(f)
+    expected = run(case, lambda f: f)
+    assert (expected.error is None) is (asked or not make()[0]._is_view())
+    for _ in range(2):
+        assert difference(expected, found := run(case, lambda f: compiled)) is None
+        assert expected.error is not None or found.error is None, found.error
 
 
 def test_a_leaf_is_returned_with_its_gradient():

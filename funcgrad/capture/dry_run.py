@@ -310,13 +310,13 @@ class DryRun:
         return [t for t, _ in self.trace.lineage.written(lambda t: id(t) in slot_of)]
 
     def _gradients(self, named: Sequence[tuple[Source, Tensor]]) -> dict[Source, Tensor | None]:
-        """The inputs whose gradient is another than before, and that. Where ``.backward()`` adds to one, the run
-        starts again."""
+        """The inputs whose gradient is another than before, and that, once for each object. Where ``.backward()`` adds
+        to one, the run starts again."""
         found: dict[Source, Tensor | None] = {}
         given = {id(t) for t in self.trace.given_gradient}
         # what was written to since may be no leaf any more
         known_to_ask = given | {id(t) for t in self.trace.asked_for_gradient}
-        for slot, real in named:
+        for slot, real in {id(real): (slot, real) for slot, real in reversed(named)}.values():
             own, before = self._mirrored[id(real)], real.grad if real.is_leaf else None
             asked = before is not None or is_leaf(own.seen) or id(real) in known_to_ask
             now = self.trace.lineage.gradient_of(own.seen) if asked else None

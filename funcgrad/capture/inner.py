@@ -266,12 +266,13 @@ class Inner:
         self, lineage: Lineage, seen: Mapping[Any, Any], before: Mapping[Any, Tensor | None]
     ) -> None:
         """What this run leaves as gradients, the dry run must have seen."""
+        first = self.facts.first_of_same
         for slot, value in seen.items():
-            given = slot in self.facts.gradients
+            given = first.get(slot, slot) in self.facts.gradients
             if isinstance(value, Tensor) and (given or is_leaf(value)):
                 now = lineage.gradient_of(value)
                 found = None if now is before.get(slot) and not given else now is not None
-                if found != self.facts.gradients.get(slot):
+                if found != self.facts.gradients.get(first.get(slot, slot)):
                     raise refusals.GRADIENT_IN_TWO_RUNS(slot, where=str(slot))
 
     def _require_known_writes(self, trace: Trace, slot_of: Mapping[int, Arg | Captured]) -> None:

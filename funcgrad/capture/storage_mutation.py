@@ -7,6 +7,7 @@ tensor stands for it (``Lineage.give``, ``Lineage.replace``).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,7 +24,7 @@ from ..subclasses import Wrapping, inner_tensors, is_traced, with_inner
 from ..torch_private.autograd import creation_meta, set_creation_meta
 from ..torch_private.fakes import without_modes
 from ..torch_private.functional import FunctionalTensor, from_functional
-from ..torch_private.modes import without_function_modes
+from ..torch_private.modes import TorchDispatchMode, without_function_modes
 from ..torch_private.operators import without_overload
 from ..torch_private.tensors import is_wrapper_subclass
 from ..trees import flatten
@@ -86,11 +87,11 @@ def _looks_the_same(trace: Trace, value: Any, tensor: Any) -> bool:
 def _set(trace: Trace, original: Any, tensor: Tensor, source: Any = None, *more: Any) -> Any:
     if more or (source is not None and not isinstance(source, Tensor)):
         raise refusals.STORAGE_GIVEN(where=user_line())
+    # in later runs, inputs are leaves
+    if trace.graph is None and tensor.requires_grad and torch.is_grad_enabled():
+        _require_writable(tensor)
     if is_stale(tensor):
         raise refusals.MEMORY_OF_STALE_VIEW(where=user_line())
-    # in later runs, inputs are leaves
-    if trace.graph is None and tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled():
-        raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
     source = tensor.new_empty(0) if source is None else source
     if source.dtype != tensor.dtype:
         raise RuntimeError(f"Could not set tensor of type {source.dtype} to a tensor of type {tensor.dtype}")
@@ -120,6 +121,22 @@ def _set(trace: Trace, original: Any, tensor: Tensor, source: Any = None, *more:
     trace.lineage.give(own, without_derivative(memory), memory, "set_, tracked")
     trace.writes.spread_versions()
     return original
+
+
+class _Allowed(Exception):
+    """Autograd lets a write go on to its operator."""
+
+
+class _Looking(TorchDispatchMode):
+    def __torch_dispatch__(self, *_: Any) -> Any:
+        raise _Allowed
+
+
+def _require_writable(tensor: Tensor) -> None:
+    """Raises as autograd does before it writes, to what it takes for a leaf: also a view, if nobody asked for its
+    history since its base got one. To ask for ``is_leaf`` would be to ask for that."""
+    with contextlib.suppress(_Allowed), _Looking():
+        tensor.zero_()
 
 
 def _resize(trace: Trace, original: Any, tensor: Tensor, *size: Any, **more: Any) -> Any:
@@ -230,6 +247,8 @@ def _require_allowed(func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> No
     is_wrapper = is_wrapper_subclass(tensor)
     if func is Tensor.detach_ or not (torch.is_grad_enabled() or is_wrapper):
         return  # autograd does not look
+    if not is_wrapper:
+        _require_writable(tensor)
     probe = tensor.view_as(tensor)
     if probe._is_view() and tensor._is_view():
         set_creation_meta(probe, creation_meta(tensor))
@@ -315,7 +334,6 @@ def call_with_out(trace: Trace, func: Any, original: Any, args: Sequence[Any], k
 def _refuse_dtypes(func: Any, args: Any, rest: Mapping[str, Any], likes: Sequence[Tensor], out: Any) -> None:
     """Raise what a kernel raises that is given other dtypes to write to than those it computes (``mm``), where the
     functional form would go through: it is asked, of one element, where it takes one."""
-
     def ask(dtypes: Sequence[torch.dtype]) -> None:
         own = tuple(torch.empty(0, dtype=dtype) for dtype in dtypes)
         func(*one_of(args, 0), **{k: one_of(v, 0) for k, v in rest.items()}, out=own if is_tuple else own[0])
