@@ -14,6 +14,7 @@ from ..autograd_state import (
     has_history,
     has_hooks,
     is_leaf,
+    is_stale,
     leaves_below,
     retains_grad,
     version_of,
@@ -321,6 +322,7 @@ def refuse_stores(
         moved = given.how == "data" and version_of(mirror.family) != mirror.version
         # autograd finds its history again, by how it lies in memory when that is asked for: who computes with it asks
         renewed = given.restrides or tracked or (moved and (is_used(own) or is_used(now)))
+        renewed = renewed and not is_stale(now)  # which nobody may ask, however it lies
         kin = mirror.requires_grad or any(slot in group for group in neighbours(named))
         if own.requires_grad and view_base(own) is not None and kin and renewed:
             faults.append("writes to it, or changes its sizes, a view that requires grad")

@@ -110,6 +110,10 @@ class Forgotten:
             if any(t is not tensor and family_of(t) is family for value in values for t in tensors_in(value)):
                 raise error
 
+    def forbidden(self, by: Tensor) -> None:
+        """``by`` stands for a view that autograd forbids to use, over other memory: no result may be one."""
+        self._errors[id(by)] = refusals.MEMORY_OF_STALE_VIEW(where=user_line())
+
     def misfits(self, by: Tensor, what: str) -> None:
         """``by`` stands for what has a history of other sizes, or of another dtype."""
         self._outdated[by.grad_fn] = refusals.MEMORY_OF_OTHER_KIND(what, type_text(by), where=user_line())

@@ -16,7 +16,7 @@ import torch
 from torch import SymInt, Tensor
 
 from .. import refusals
-from ..autograd_state import bump_version, is_stale, version_of, with_history_of, without_derivative
+from ..autograd_state import bump_version, is_stale, stale_view, version_of, with_history_of, without_derivative
 from ..errors import FuncgradError
 from ..graphs import type_text
 from ..state.lines import user_line
@@ -49,8 +49,7 @@ def give_data(trace: Trace, original: Any, tensor: Tensor, value: Any, how: HowG
     if tensor.requires_grad and not (value.is_floating_point() or value.is_complex()):
         raise RuntimeError("data set to a tensor that requires gradients must be floating point or complex dtype")
     found_anew = tensor._is_view() and tensor.requires_grad and how != "data"  # its history, by how it lies in memory
-    if is_stale(value) or is_stale(tensor) or (found_anew and creation_meta(tensor).name != "DEFAULT"):
-        raise refusals.MEMORY_OF_STALE_VIEW(where=user_line())
+    forbidden = is_stale(tensor) or (found_anew and creation_meta(tensor).name != "DEFAULT")
     own = original if is_traced(original) else trace.lift(original)
     if trace.lineage.given(own) is not None and trace.lineage.how_given(own).how != how:
         raise refusals.MEMORY_IN_TWO_WAYS(where=user_line())
@@ -58,16 +57,18 @@ def give_data(trace: Trace, original: Any, tensor: Tensor, value: Any, how: HowG
         bump_version(counted)  # what was saved of it, or of what shares its counter, is out of date
     memory = value.data  # a version counter of its own
     with trace.forgotten.unheard():
-        by = with_history_of(memory, tensor)
+        by = stale_view(memory, tensor) if forbidden else with_history_of(memory, tensor)
     if how == "data":
         trace.forgotten.given(lambda t: trace.lineage.named(t) is own, f"a tensor {type_text(tensor)}")
-    if found_anew or (tensor.requires_grad and (tensor.shape, tensor.dtype) != (by.shape, by.dtype)):
+    if forbidden:
+        trace.forgotten.forbidden(by)
+    elif found_anew or (tensor.requires_grad and (tensor.shape, tensor.dtype) != (by.shape, by.dtype)):
         trace.forgotten.misfits(by, f"a tensor {type_text(tensor)}")
     trace.lineage.give(own, by, memory, how)
     if id(own) not in trace.inputs:
         # it keeps the version counter it shares with what it was a view of, or what was saved of it
         trace.writes.link([tensor, by])
-        if tensor._is_view() or any(view._is_view() for view in trace.lineage.views_of(tensor)):
+        if not forbidden and (tensor._is_view() or any(view._is_view() for view in trace.lineage.views_of(tensor))):
             trace.forgotten.parted(tensor, by, trace.lineage.version_taken(tensor), f"a tensor {type_text(tensor)}")
     trace.writes.spread_versions()
 
@@ -90,8 +91,6 @@ def _set(trace: Trace, original: Any, tensor: Tensor, source: Any = None, *more:
     # in later runs, inputs are leaves
     if trace.graph is None and tensor.requires_grad and torch.is_grad_enabled():
         _require_writable(tensor)
-    if is_stale(tensor):
-        raise refusals.MEMORY_OF_STALE_VIEW(where=user_line())
     source = tensor.new_empty(0) if source is None else source
     if source.dtype != tensor.dtype:
         raise RuntimeError(f"Could not set tensor of type {source.dtype} to a tensor of type {tensor.dtype}")
@@ -114,6 +113,7 @@ def _set(trace: Trace, original: Any, tensor: Tensor, source: Any = None, *more:
     ):
         raise refusals.HISTORY_GIVEN(where=user_line())
     if trace.graph is None:
+        _ = source.grad_fn  # raises where autograd forbids to use it
         trace.forgotten.severed(tensor, f"a tensor {type_text(tensor)}")
     memory = source.data
     for counted in {id(t): t for t in (own, tensor)}.values():
@@ -145,6 +145,11 @@ def _resize(trace: Trace, original: Any, tensor: Tensor, *size: Any, **more: Any
         raise RuntimeError("cannot resize variables that require grad")
     if shape == tensor.shape and not more:
         return original
+    return _with_sizes(trace, original, tensor, shape, **more)
+
+
+def _with_sizes(trace: Trace, original: Any, tensor: Tensor, shape: torch.Size, **more: Any) -> Any:
+    """The same without a look at whether it requires grad: under no_grad, kernels do so to what ``out=`` names."""
     if not more and shape.numel() <= tensor.numel() and is_dense(tensor):
         restride(trace, Tensor.as_strided_, original, [tensor, shape, _contiguous(shape)], {})
         return original
@@ -158,6 +163,8 @@ def _resize(trace: Trace, original: Any, tensor: Tensor, *size: Any, **more: Any
     if not more and is_dense(root) and look.end <= Geometry.of(root).end:
         restride(trace, Tensor.as_strided_, original, [tensor, shape, _contiguous(shape)], {})
         return original
+    if tensor.requires_grad:
+        raise refusals.OUT_REQUIRES_GRAD(where=user_line())
     inside = is_traced(original) and id(original) not in trace.inputs and trace.lineage.source(tensor) is not None
     if more or inside or not is_dense(tensor) or room > tensor.numel():
         raise refusals.RESIZED_AROUND(where=user_line())
@@ -362,8 +369,6 @@ def _fit(trace: Trace, original: Any, out: Tensor, like: Tensor) -> Tensor:
         raise RuntimeError(f"result type {wide} can't be cast to the desired output type {name}")
     if like.shape == out.shape or (torch.is_grad_enabled() and out.requires_grad):
         return out
-    if out.requires_grad:
-        raise refusals.OUT_REQUIRES_GRAD(where=user_line())
     if out.numel() and not like.is_contiguous():
         raise refusals.OUT_TRANSPOSED(where=user_line())
     if (
@@ -374,7 +379,7 @@ def _fit(trace: Trace, original: Any, out: Tensor, like: Tensor) -> Tensor:
         or (id(trace.lineage.named(out)) not in trace.inputs and trace.lineage.source(out) is not None)
         or _room(trace, out)
     ):
-        _resize(trace, original, out, *like.shape)
+        _with_sizes(trace, original, out, like.shape)
     else:
         give_data(trace, original, out, out.new_empty_strided(like.shape, like.stride()))
     return trace.lineage.current(original if is_traced(original) else trace.lift(original))
