@@ -16,7 +16,7 @@ from ..autograd_state import gradient_of, has_history, has_hooks, is_leaf, pytho
 from ..graph_primitives import Path
 from ..graphs import type_text
 from ..options import Randomness
-from ..slots import Arg, Base, Captured, NewGradient, NewMemory, Slot, Stored
+from ..slots import Arg, Base, Captured, NewGradient, NewMemory, Rewritten, Slot, Stored
 from ..state.effects import same_effects
 from ..state.given import into_arguments
 from ..state.hooks import listening
@@ -408,7 +408,7 @@ class DryRun:
         stores = self._given_memory(named, slot_of)
         replaced = [lineage.current(self._mirrored[id(t)].seen) for slot, t in named if slot in stores]
         kept, firsts = ({}, set[Stored]()) if self._left is None else (self._left.stores, self._left.firsts)
-        extra: dict[NewMemory | NewGradient | Stored, Tensor] = {
+        extra: dict[NewMemory | Rewritten | NewGradient | Stored, Tensor] = {
             slot: kept_apart(self.trace.named(new), self._splits, lineage) for slot, new in kept.items()
         }
         extra |= {NewGradient(slot): self.trace.named(new) for slot, new in gradients.items() if new is not None}
@@ -427,6 +427,9 @@ class DryRun:
         }
         refuse_restrided_gradients(lineage, looks | {slot: extra[NewGradient(slot)] for slot in result_gradients}, made)
         extra |= {NewMemory(slot): new for slot, new in stores.items()}
+        moved = {slot: self._mirrored[id(t)].seen for slot, t in named if slot in stores}
+        rewritten = {s: lineage.rewritten(t) for s, t in moved.items() if lineage.how_given(t).tracked}
+        extra |= {Rewritten(slot): new for slot, new in rewritten.items()}
         leaves, paths = [*leaves, *extra.values()], [*paths, *map(str, extra)]
         names = naming(self._out_slot, extra)
         outputs, bases = look_at_outputs(leaves, paths, slot_of, lineage, names, is_base, self.trace.varying, firsts)
@@ -461,12 +464,11 @@ class DryRun:
         tracked = tracked or any(c.data == "tracked" for c in changes.values())
         if wrote is not None and not sources:
             refuse_hidden_backward([slot_of[id(t)] for t in self._inputs_written(slot_of)[wrote:]], failed)
-        moved = {o.path: o.view.of for o in outputs if o.view is not None and o.view.when == "last"}
-        of_moved = {slot: moved[str(NewMemory(slot))] for slot in stores if str(NewMemory(slot)) in moved}
-        is_used = self.trace.forgotten.is_used
+        of = {o.path: o.view for o in outputs if o.view is not None}
+        lent = {slot: of[str(NewMemory(slot))] for slot in stores if str(NewMemory(slot)) in of}
         is_tracked = sources and tracked
-        refuse_stores(stores, lineage, named, self._mirrored, changes, is_tracked, late, of_moved, is_used)
-        self.trace.forgotten.require_saved([*with_history, *map(lineage.current, made.values())])
+        refuse_stores(stores, lineage, named, self._mirrored, changes, is_tracked, late, lent, self.trace.forgotten)
+        self.trace.forgotten.require_saved([*with_history, *map(lineage.current, made.values()), *rewritten.values()])
         self.trace.forgotten.require_apart()
         groups = tuple(group for group in groups if len(group.base.of) > 1 or group.base in changes)
         self.trace.questions.lie(dict(named)[g.found.of] for g in groups if g.found.length is not None)
@@ -476,7 +478,7 @@ class DryRun:
         facts = Facts(
             kinds, captured, same_objects(named), groups, neighbours(without_subclasses(named)), changes, histories,
             outputs, tuple(bases), tuple(slot for slot, t in named if is_wrapper_subclass(t)), is_tracked,
-            {slot: lineage.how_given(self._mirrored[id(dict(named)[slot])].seen) for slot in stores},
+            {slot: lineage.how_given(t) for slot, t in moved.items()},
             {slot: new is not None for slot, new in gradients.items()}, self._gradless(named, gradients),
             self._leaves(named, gradients, read), switches, self.trace.draws.met,
             tuple(asked for slot, t in named for asked in self.trace.questions.of(slot, t)), State(stores=tuple(kept)),

@@ -24,7 +24,7 @@ from ..autograd_state import has_history, is_leaf, leaves_below
 from ..checkpoint_policies import Policy
 from ..errors import FuncgradError
 from ..options import BackwardAutocast, Randomness
-from ..slots import Arg, Captured, Final, NewGradient, NewMemory, Signature, Slot, State, Stored
+from ..slots import Arg, Captured, Final, NewGradient, NewMemory, Rewritten, Signature, Slot, State, Stored
 from ..state.effects import Effect, same_effects
 from ..state.watch import Watch
 from ..state.written import Written
@@ -231,7 +231,7 @@ class Inner:
     def _given(
         self,
         trace: Trace,
-        slot: NewMemory | NewGradient | Stored,
+        slot: NewMemory | Rewritten | NewGradient | Stored,
         seen: Mapping[Any, Tensor],
         stored: Mapping[Stored, Tensor],
     ) -> Tensor | None:
@@ -240,6 +240,8 @@ class Inner:
             if slot not in stored:
                 raise refusals.STORE_IN_TWO_RUNS(slot.name, where=slot.name)
             return kept_apart(stored[slot], self.splits, trace.lineage)  # type: ignore[no-any-return]
+        if isinstance(slot, Rewritten):
+            return trace.lineage.rewritten(seen[slot.of])
         return (
             trace.lineage.given(seen[slot.of])
             if isinstance(slot, NewMemory)

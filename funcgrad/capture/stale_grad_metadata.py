@@ -29,6 +29,8 @@ class Forgotten:
     def __init__(self) -> None:
         self._used: dict[int, tuple[Tensor, frozenset[Any]]] = {}
         """Each with the nodes of autograd that may have saved it."""
+        self._handed: set[int] = set()
+        """What a custom ``autograd.Function`` may have saved."""
         self._errors: dict[int, MutationError] = {}
         self._outdated: dict[Any, MutationError] = {}
         """The nodes that have saved what is another value since, or get a gradient of other sizes than the history
@@ -56,6 +58,7 @@ class Forgotten:
         self.used([operand], operand)
         if torch.is_grad_enabled():
             self._use(operand)
+            self._handed.add(id(operand))
 
     @contextlib.contextmanager
     def unheard(self) -> Iterator[None]:
@@ -67,6 +70,10 @@ class Forgotten:
     def is_used(self, known: Callable[[Tensor], bool]) -> bool:
         """Whether a gradient may come back to what was computed of a tensor that is ``known``."""
         return any(known(tensor) for tensor, _ in self._used.values())
+
+    def is_saved(self, known: Callable[[Tensor], bool]) -> bool:
+        """Whether a tensor that is ``known`` may be read in backward."""
+        return any(known(t) for t, nodes in self._used.values() if nodes or id(t) in self._handed)
 
     def given(self, known: Callable[[Tensor], bool], what: str) -> None:
         """What was ``known`` as one tensor is given other memory (``x.data = y``), unheard of by what has saved it."""

@@ -123,19 +123,19 @@ def _set(trace: Trace, original: Any, tensor: Tensor, source: Any = None, *more:
     return original
 
 
-class _Allowed(Exception):
+class _AllowedError(Exception):
     """Autograd lets a write go on to its operator."""
 
 
-class _Looking(TorchDispatchMode):
+class _Looking(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, *_: Any) -> Any:
-        raise _Allowed
+        raise _AllowedError
 
 
 def _require_writable(tensor: Tensor) -> None:
     """Raises as autograd does before it writes, to what it takes for a leaf: also a view, if nobody asked for its
     history since its base got one. To ask for ``is_leaf`` would be to ask for that."""
-    with contextlib.suppress(_Allowed), _Looking():
+    with contextlib.suppress(_AllowedError), _Looking():  # type: ignore[no-untyped-call]
         tensor.zero_()
 
 
@@ -341,6 +341,7 @@ def call_with_out(trace: Trace, func: Any, original: Any, args: Sequence[Any], k
 def _refuse_dtypes(func: Any, args: Any, rest: Mapping[str, Any], likes: Sequence[Tensor], out: Any) -> None:
     """Raise what a kernel raises that is given other dtypes to write to than those it computes (``mm``), where the
     functional form would go through: it is asked, of one element, where it takes one."""
+
     def ask(dtypes: Sequence[torch.dtype]) -> None:
         own = tuple(torch.empty(0, dtype=dtype) for dtype in dtypes)
         func(*one_of(args, 0), **{k: one_of(v, 0) for k, v in rest.items()}, out=own if is_tuple else own[0])
