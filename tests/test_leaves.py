@@ -397,6 +397,20 @@ def test_one_object_under_two_names_has_a_gradient_of_before_its_sizes_changed(c
 WIDE = torch.ones(3, 4)
 
 
+def test_one_object_under_two_names_is_a_view_of_what_comes_to_require_grad():
+    def f(x, y, base):
+        with torch.no_grad():
+            base.requires_grad_()
+        return (y.detach() * 2,)
+
+    def make():
+        base = torch.arange(8.0)
+        view = base[:4]
+        return view, view, base
+
+    require_as_eager(Case(make, f))
+
+
 def overlapping():
     base = torch.arange(6.0)
     return base[:4], base[2:]

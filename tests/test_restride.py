@@ -292,6 +292,38 @@ def test_what_autograd_would_forget_is_refused(f):
     assert x.shape == (2, 3)
 
 
+def of_no_result(x):
+    y = x * 2
+    transpose(y)
+    return (y * WEIGHTS).detach()
+
+
+def of_a_leaf_used_before_for_nothing(x):
+    y = x * 2
+    transpose(x)
+    return y.detach().t() + x.detach()
+
+
+def beside_another_result(x):
+    y = x * 2
+    transpose(y)
+    unused = y[0] * 3
+    return unused.detach(), x * WEIGHTS.t()
+
+
+@pytest.mark.parametrize("f", [of_no_result, of_a_leaf_used_before_for_nothing, beside_another_result])
+@pytest.mark.parametrize("make", [leaf, lambda: leaf() * 2])
+def test_what_autograd_would_forget_is_no_matter_where_no_gradient_comes(f, make):
+    def both(x):
+        found = f(x)
+        return found if isinstance(found, tuple) else (found,)
+
+    case, compiled = Case(lambda: (make(),), both), fg.jit(both)
+    for _ in range(2):
+        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
+        assert found.error is None, found.error
+
+
 @pytest.mark.parametrize(
     "view", [lambda b: b[2:6], lambda b: b[::2], lambda b: b.view(2, 4)[:, 1:3], lambda b: b.view(2, 4).t()]
 )

@@ -640,6 +640,11 @@ REFUSED = {
         "uses a view of it that it took before",
     ),
     "transposed": (lambda x, y: torch.mul(y.repeat(2).view(2, 3).t(), 2, out=x), two, "to a transposed layout"),
+    "transposed, and was looked at": (
+        lambda x, y: ((v := x.view(-1)), torch.mul(torch.ones(2, 3).t(), 2, out=x), v * 2)[1],
+        lambda: (torch.ones(0), torch.ones(3)),
+        "to a transposed layout",
+    ),
     "twice": (lambda x, y: x.set_(y).resize_(5), two, "resizes other memory that it gave"),
     "leaf under no_grad": (
         lambda x, y: torch.no_grad()(torch.mul)(y.repeat(2), 2, out=x),

@@ -169,9 +169,11 @@ def refuse(
 def views_that_follow(
     named: Sequence[tuple[Source, Tensor]], mirrored: Mapping[int, Mirrored], switches: Iterable[Source]
 ) -> dict[Source, Source]:
-    """The views among the inputs that have come to require grad, to no end, with the input that they are views of."""
+    """The views among the inputs that have come to require grad, to no end, with the input that they are views of; once
+    for each object."""
     switched = {id(t): slot for slot, t in reversed(named) if slot in switches}
-    bases = [(slot, mirrored[id(t)].seen, switched.get(id(view_base(t)))) for slot, t in named if not t.requires_grad]
+    once = {id(t): (slot, t) for slot, t in reversed(named)}.values()
+    bases = [(slot, mirrored[id(t)].seen, switched.get(id(view_base(t)))) for slot, t in once if not t.requires_grad]
     return {slot: base for slot, seen, base in bases if base is not None and seen.requires_grad and is_leaf(seen)}
 
 

@@ -468,7 +468,7 @@ class DryRun:
         lent = {slot: of[str(NewMemory(slot))] for slot in stores if str(NewMemory(slot)) in of}
         is_tracked = sources and tracked
         refuse_stores(stores, lineage, named, self._mirrored, changes, is_tracked, late, lent, self.trace.forgotten)
-        self.trace.forgotten.require_saved([*with_history, *map(lineage.current, made.values()), *rewritten.values()])
+        self.trace.forgotten.require_saved([*with_history, *map(lineage.current, made.values()), *leaves])
         self.trace.forgotten.require_apart()
         groups = tuple(group for group in groups if len(group.base.of) > 1 or group.base in changes)
         self.trace.questions.lie(dict(named)[g.found.of] for g in groups if g.found.length is not None)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from .. import refusals
 from ..autograd_state import family_of, has_history, is_leaf, nodes_below, version_of
@@ -42,11 +43,16 @@ class Forgotten:
         """Of what family nothing can be differentiated since one of it was ``set_``, and that one."""
 
     def used(self, args: Iterable[Any], out: Any) -> None:
-        """Write down that ``out`` was computed from ``args``. Raises ``MutationError`` if one of them was forgotten."""
+        """Write down that ``out`` was computed from ``args``. Raises ``MutationError`` if one of them is written to, and
+        was forgotten."""
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(out)):
             nodes = list(_saving([*tensors_in(out)], [t for a in args for t in tensors_in(a)]))
+            made = [t for t in tensors_in(out) if has_history(t)]
             for tensor in (t for a in args for t in tensors_in(a)):
-                self.require_known(tensor)
+                if any(t is tensor for t in tensors_in(out)):
+                    self.require_known(tensor)
+                if id(tensor) in self._errors:
+                    self._outdated |= {t.grad_fn: self._errors[id(tensor)] for t in made}
                 self._use(tensor, nodes)
 
     def _use(self, tensor: Tensor, nodes: Iterable[Any] = ()) -> None:
@@ -161,8 +167,8 @@ class Forgotten:
             error = refusals.RESTRIDED_AFTER_USE(type_text(own), func.__name__, where=user_line())
         if error is not None:
             self._errors |= dict.fromkeys([id(by), *(id(view) for view in views() if has_history(view))], error)
-        if used:  # what was computed from it is still there
-            self.require_known(by)
+        if used and error is not None:  # what was computed from it is still there
+            self._outdated[get_gradient_edge(own).node] = error
 
 
 def _saving(outs: Sequence[Tensor], args: Sequence[Tensor]) -> Iterator[Any]:

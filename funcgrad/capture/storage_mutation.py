@@ -370,8 +370,6 @@ def _fit(trace: Trace, original: Any, out: Tensor, like: Tensor) -> Tensor:
         raise RuntimeError(f"result type {wide} can't be cast to the desired output type {name}")
     if like.shape == out.shape or (torch.is_grad_enabled() and out.requires_grad):
         return out
-    if out.numel() and not like.is_contiguous():
-        raise refusals.OUT_TRANSPOSED(where=user_line())
     if (
         out.numel()
         or not like.numel()
@@ -380,6 +378,8 @@ def _fit(trace: Trace, original: Any, out: Tensor, like: Tensor) -> Tensor:
         or (id(trace.lineage.named(out)) not in trace.inputs and trace.lineage.source(out) is not None)
         or _room(trace, out)
     ):
+        if not like.is_contiguous():
+            raise refusals.OUT_TRANSPOSED(where=user_line())
         _with_sizes(trace, original, out, like.shape)
     else:
         give_data(trace, original, out, out.new_empty_strided(like.shape, like.stride()))
