@@ -316,7 +316,10 @@ class DryRun:
         given = {id(t) for t in self.trace.given_gradient}
         # what was written to since may be no leaf any more
         known_to_ask = given | {id(t) for t in self.trace.asked_for_gradient}
-        for slot, real in {id(real): (slot, real) for slot, real in reversed(named)}.values():
+        first = {id(real): slot for slot, real in reversed(named)}
+        for slot, real in named:
+            if first[id(real)] != slot:
+                continue
             own, before = self._mirrored[id(real)], real.grad if real.is_leaf else None
             asked = before is not None or is_leaf(own.seen) or id(real) in known_to_ask
             now = self.trace.lineage.gradient_of(own.seen) if asked else None
@@ -406,7 +409,8 @@ class DryRun:
         self._require_known(leaf for leaf in leaves if isinstance(leaf, Tensor) and id(leaf) not in slot_of)
         is_base = (lambda _, root: has_history(root)) if self._splits else None
         stores = self._given_memory(named, slot_of)
-        replaced = [lineage.current(self._mirrored[id(t)].seen) for slot, t in named if slot in stores]
+        moved = {slot: self._mirrored[id(t)].seen for slot, t in named if slot in stores}
+        replaced = [*map(lineage.current, moved.values())]
         kept, firsts = ({}, set[Stored]()) if self._left is None else (self._left.stores, self._left.firsts)
         extra: dict[NewMemory | Rewritten | NewGradient | Stored, Tensor] = {
             slot: kept_apart(self.trace.named(new), self._splits, lineage) for slot, new in kept.items()
@@ -427,9 +431,7 @@ class DryRun:
         }
         refuse_restrided_gradients(lineage, looks | {slot: extra[NewGradient(slot)] for slot in result_gradients}, made)
         extra |= {NewMemory(slot): new for slot, new in stores.items()}
-        moved = {slot: self._mirrored[id(t)].seen for slot, t in named if slot in stores}
-        rewritten = {s: lineage.rewritten(t) for s, t in moved.items() if lineage.how_given(t).tracked}
-        extra |= {Rewritten(slot): new for slot, new in rewritten.items()}
+        extra |= {Rewritten(s): lineage.rewritten(t) for s, t in moved.items() if lineage.how_given(t).tracked}
         leaves, paths = [*leaves, *extra.values()], [*paths, *map(str, extra)]
         names = naming(self._out_slot, extra)
         outputs, bases = look_at_outputs(leaves, paths, slot_of, lineage, names, is_base, self.trace.varying, firsts)
@@ -464,8 +466,7 @@ class DryRun:
         tracked = tracked or any(c.data == "tracked" for c in changes.values())
         if wrote is not None and not sources:
             refuse_hidden_backward([slot_of[id(t)] for t in self._inputs_written(slot_of)[wrote:]], failed)
-        of = {o.path: o.view for o in outputs if o.view is not None}
-        lent = {slot: of[str(NewMemory(slot))] for slot in stores if str(NewMemory(slot)) in of}
+        lent = {s: o.view for s in stores for o in outputs if o.path == str(NewMemory(s)) and o.view is not None}
         is_tracked = sources and tracked
         refuse_stores(stores, lineage, named, self._mirrored, changes, is_tracked, late, lent, self.trace.forgotten)
         self.trace.forgotten.require_saved([*with_history, *map(lineage.current, made.values()), *leaves])

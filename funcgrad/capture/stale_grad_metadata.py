@@ -43,8 +43,8 @@ class Forgotten:
         """Of what family nothing can be differentiated since one of it was ``set_``, and that one."""
 
     def used(self, args: Iterable[Any], out: Any) -> None:
-        """Write down that ``out`` was computed from ``args``. Raises ``MutationError`` if one of them is written to, and
-        was forgotten."""
+        """Write down that ``out`` was computed from ``args``. Raises ``MutationError`` if one that was forgotten is
+        written to."""
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(out)):
             nodes = list(_saving([*tensors_in(out)], [t for a in args for t in tensors_in(a)]))
             made = [t for t in tensors_in(out) if has_history(t)]
