@@ -311,6 +311,17 @@ def beside_another_result(x):
     return unused.detach(), x * WEIGHTS.t()
 
 
+def test_a_view_taken_under_no_grad_that_was_used_is_refused():
+    def f(x):
+        with torch.no_grad():
+            view = x.split(1)[0]
+        view.select(0, 0)
+        squeeze(view)
+
+    with pytest.raises(fg.MutationError, match="computed or used, under no_grad"):
+        fg.jit(f)(base().view(2, 4))
+
+
 @pytest.mark.parametrize("f", [of_no_result, of_a_leaf_used_before_for_nothing, beside_another_result])
 @pytest.mark.parametrize("make", [leaf, lambda: leaf() * 2])
 def test_what_autograd_would_forget_is_no_matter_where_no_gradient_comes(f, make):

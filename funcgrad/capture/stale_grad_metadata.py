@@ -167,7 +167,9 @@ class Forgotten:
             error = refusals.RESTRIDED_AFTER_USE(type_text(own), func.__name__, where=user_line())
         if error is not None:
             self._errors |= dict.fromkeys([id(by), *(id(view) for view in views() if has_history(view))], error)
-        if used and error is not None:  # what was computed from it is still there
+        if used and own._is_view():  # what was computed from it is still there
+            self.require_known(by)
+        elif used and error is not None:
             self._outdated[get_gradient_edge(own).node] = error
 
 
