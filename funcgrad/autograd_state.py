@@ -13,7 +13,13 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from . import refusals
-from .torch_private.autograd import custom_function_of, set_versions, versions_kept
+from .torch_private.autograd import (
+    creation_meta,
+    custom_function_of,
+    set_creation_meta,
+    set_versions,
+    versions_kept,
+)
 from .torch_private.levels import dual_parts
 from .torch_private.tensors import is_transform_wrapper
 
@@ -258,6 +264,17 @@ def without_derivative(look: torch.Tensor) -> torch.Tensor:
     """A tensor over the same memory that requires grad, and cannot be differentiated."""
     tensor: torch.Tensor = _WithoutDerivative.apply(look, look.new_zeros(()).requires_grad_())  # type: ignore[no-untyped-call]
     return tensor
+
+
+def stale_view(look: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A view over the same memory, made as ``like`` was, that autograd forbids to use: what it is a view of was written
+    to."""
+    with torch.enable_grad():
+        base = without_derivative(look)
+        view = base.view_as(base)
+    set_creation_meta(view, creation_meta(like))
+    bump_version(base)
+    return view
 
 
 def with_dead_end(tensor: torch.Tensor) -> torch.Tensor:

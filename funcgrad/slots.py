@@ -114,6 +114,16 @@ class NewMemory:
 
 
 @frozen
+class Rewritten:
+    """What an input holds in the end in memory that it was given, where what requires grad was written to that."""
+
+    of: Input
+
+    def __str__(self) -> str:
+        return f"rewritten({self.of})"
+
+
+@frozen
 class Onward:
     """What a ``.backward()`` inside the function, the ``call``-th, hands on to what an input was computed from: the
     gradient of that input as it was given."""
@@ -198,7 +208,7 @@ class Without:
         return f"{self.of} without {', '.join(sorted(map(str, self.absent)))}"
 
 
-Given = NewMemory | NewGradient | Onward | Stored
+Given = NewMemory | Rewritten | NewGradient | Onward | Stored
 """What the function gives an input, what that is computed from, or Python state."""
 
 Slot = (

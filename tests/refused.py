@@ -1797,8 +1797,8 @@ row(
 row(
     "other memory of a part of unbind",
     memory.MEMORY_OF_STALE_VIEW,
-    lambda x, y: (under_no_grad(x.set_)(y), y * 1)[1],
-    lambda: (torch.ones(2, 2, requires_grad=True).unbind(0)[0], torch.ones(2)),
+    lambda x, y: (lambda part: (under_no_grad(part.set_)(y), part)[1])(x.unbind(0)[0]),
+    lambda: (torch.ones(2, 2, requires_grad=True), torch.ones(2)),
     fixed=lambda x, y: y * 1,
 )
 row(

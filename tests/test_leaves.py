@@ -380,6 +380,37 @@ def test_one_object_under_two_names():
     assert_rounded(results[1], results[0])
 
 
+@pytest.mark.parametrize("change", [lambda x: x.unsqueeze_(0), lambda x: x.t_(), lambda x: setattr(x, "data", WIDE)])
+def test_one_object_under_two_names_has_a_gradient_of_before_its_sizes_changed(change):
+    def f(x, y):
+        x.grad = y.detach() * 2
+        change(x)
+        return (y * 2,)
+
+    def make():
+        x = torch.arange(6.0).view(2, 3)
+        return x, x
+
+    require_as_eager(Case(make, f))
+
+
+WIDE = torch.ones(3, 4)
+
+
+def test_one_object_under_two_names_is_a_view_of_what_comes_to_require_grad():
+    def f(x, y, base):
+        with torch.no_grad():
+            base.requires_grad_()
+        return (y.detach() * 2,)
+
+    def make():
+        base = torch.arange(8.0)
+        view = base[:4]
+        return view, view, base
+
+    require_as_eager(Case(make, f))
+
+
 def overlapping():
     base = torch.arange(6.0)
     return base[:4], base[2:]

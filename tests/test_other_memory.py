@@ -450,3 +450,80 @@ def test_a_captured_tensor_that_the_function_resizes_with_out():
         results = [call(torch.ones(n, 4)) for n in (2, 2, 3, 1)]
         found.append(([t.tolist() for t in results], held.tolist()))
     assert found[0] == found[1]
+
+
+def takes_the_sizes_and_values(x, y):
+    x.resize_as_(y).copy_(y)
+    return (x * 2,)
+
+
+def written_in_grad_mode(x, y):
+    x.data = x.detach() * 2
+    x.sin_()
+    part = x[1:]
+    x.mul_(y.sum())
+    return part, x * 3
+
+
+def set_and_written(x, y):
+    with torch.no_grad():
+        x.set_(y * 2)
+    x[0] = y.mean()
+    return (x.exp(),)
+
+
+def set_without_a_derivative_and_written(x, y):
+    x.set_(x)
+    x.mul_(2)
+    return x.detach() * 2, y * 2
+
+
+def computed():
+    return torch.ones(3, requires_grad=True) * 2
+
+
+REWRITTEN = [
+    (takes_the_sizes_and_values, lambda: (torch.empty(0), computed())),
+    (written_in_grad_mode, lambda: (computed(), torch.ones(2, requires_grad=True))),
+    (written_in_grad_mode, lambda: (computed(), torch.ones(2))),
+    (written_in_grad_mode, lambda: (torch.ones(6).view(2, 3), torch.ones(2, requires_grad=True))),
+    (set_and_written, lambda: (computed(), torch.ones(3, requires_grad=True))),
+    (set_and_written, lambda: (torch.ones(3), torch.ones(3, requires_grad=True))),
+    (set_without_a_derivative_and_written, lambda: (computed(), computed())),
+]
+
+
+@pytest.mark.parametrize(("f", "make"), REWRITTEN)
+def test_what_requires_grad_is_written_to_memory_that_was_given(f, make):
+    """The caller's tensor takes the memory, and is written to as eager PyTorch does, so that it has the history."""
+    require_as_eager(Case(make, f))
+
+
+def has_a_view_of_before(x, y):
+    view = x.view(-1)
+    x.data = x.detach() * 2
+    x.mul_(y.mean())
+    return (view,)
+
+
+@pytest.mark.parametrize(
+    ("f", "make"),
+    [
+        (has_a_view_of_before, lambda: (computed(), torch.ones(3, requires_grad=True))),
+        (written_in_grad_mode, lambda: (lambda base: (base[:2], base[1:]))(computed())),
+    ],
+)
+def test_what_requires_grad_is_not_written_to_memory_that_views_do_not_follow(f, make):
+    with pytest.raises(fg.MutationError, match="gives x other memory"):
+        fg.jit(f)(*make())
+
+
+def saved_and_written_elsewhere(x, y):
+    x.data = y
+    x.view(-1)
+    y[:1].mul_(2)
+    return (x[1:],)
+
+
+def test_memory_that_backward_does_not_read_is_written_elsewhere():
+    require_as_eager(Case(lambda: (computed(), torch.ones(3)), saved_and_written_elsewhere))

@@ -4,6 +4,7 @@ eager PyTorch."""
 import pytest
 import torch
 from laws.programs import Case, CountBackward, difference, require_as_eager, run
+from torch import Tensor
 
 import funcgrad as fg
 
@@ -291,6 +292,49 @@ def test_what_autograd_would_forget_is_refused(f):
     assert x.shape == (2, 3)
 
 
+def of_no_result(x):
+    y = x * 2
+    transpose(y)
+    return (y * WEIGHTS).detach()
+
+
+def of_a_leaf_used_before_for_nothing(x):
+    y = x * 2
+    transpose(x)
+    return y.detach().t() + x.detach()
+
+
+def beside_another_result(x):
+    y = x * 2
+    transpose(y)
+    unused = y[0] * 3
+    return unused.detach(), x * WEIGHTS.t()
+
+
+def test_a_view_taken_under_no_grad_that_was_used_is_refused():
+    def f(x):
+        with torch.no_grad():
+            view = x.split(1)[0]
+        view.select(0, 0)
+        squeeze(view)
+
+    with pytest.raises(fg.MutationError, match="computed or used, under no_grad"):
+        fg.jit(f)(base().view(2, 4))
+
+
+@pytest.mark.parametrize("f", [of_no_result, of_a_leaf_used_before_for_nothing, beside_another_result])
+@pytest.mark.parametrize("make", [leaf, lambda: leaf() * 2])
+def test_what_autograd_would_forget_is_no_matter_where_no_gradient_comes(f, make):
+    def both(x):
+        found = f(x)
+        return found if isinstance(found, tuple) else (found,)
+
+    case, compiled = Case(lambda: (make(),), both), fg.jit(both)
+    for _ in range(2):
+        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
+        assert found.error is None, found.error
+
+
 @pytest.mark.parametrize(
     "view", [lambda b: b[2:6], lambda b: b[::2], lambda b: b.view(2, 4)[:, 1:3], lambda b: b.view(2, 4).t()]
 )
@@ -380,6 +424,27 @@ def test_a_view_that_required_grad_and_changes_its_sizes_is_refused():
     case = Case(lambda: (torch.arange(8.0)[:3],), f)  # of one dimension, nothing changes
     assert difference(run(case, lambda f: f), found := run(case, fg.jit)) is None
     assert found.error is None
+
+
+@pytest.mark.parametrize("change", [Tensor.t_, Tensor.squeeze_, lambda x: x.unsqueeze_(0), lambda x: x.set_(x)])
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("make", [lambda: (torch.arange(6.0).view(2, 3), leaf()), lambda: (torch.ones(2, 3), leaf())])
+def test_a_view_of_whose_new_history_nobody_asked_is_a_leaf_to_autograd(make, asked, change):
+    """Eager PyTorch raises where its base has come to require grad through another view."""
+
+    def f(x, y):
+        x.view(-1).copy_(y.mean())
+        if asked:
+            x.view_as(x)
+        change(x)
+        return ()
+
+    case, compiled = Case(make, f), fg.jit(f)
+    expected = run(case, lambda f: f)
+    assert (expected.error is None) is (asked or not make()[0]._is_view())
+    for _ in range(2):
+        assert difference(expected, found := run(case, lambda f: compiled)) is None
+        assert expected.error is not None or found.error is None, found.error
 
 
 def test_a_leaf_is_returned_with_its_gradient():

@@ -411,6 +411,28 @@ def test_out_that_reads_what_it_leaves():
     require_as_eager(Case(make, f))
 
 
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized:UserWarning")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: (torch.ones(2, 3, requires_grad=True), torch.arange(6.0).view(3, 2)),
+        lambda: (torch.ones(2, 3, requires_grad=True) * 2, torch.arange(2.0)),
+        lambda: ((torch.arange(8.0).requires_grad_() * 1)[2:6], torch.tensor(2.0)),
+        lambda: ((torch.arange(8.0).requires_grad_() * 1).view(4, 2).t(), torch.ones(3, 1)),
+    ],
+)
+def test_what_out_names_requires_grad_and_comes_to_have_less(make):
+    """Under no_grad: its history is that of the sizes it had."""
+
+    def f(x, y):
+        with torch.no_grad():
+            before = x.exp()
+            torch.mul(y, 2, out=x)
+        return x.detach() * 2, before
+
+    require_as_eager(Case(make, f))
+
+
 def test_what_lies_around_a_tensor_that_is_resized_is_part_of_the_key():
     """In its own memory alone, it would have to grow."""
     compiled = fg.jit(lambda x: x.resize_(5) * 2)
@@ -618,6 +640,11 @@ REFUSED = {
         "uses a view of it that it took before",
     ),
     "transposed": (lambda x, y: torch.mul(y.repeat(2).view(2, 3).t(), 2, out=x), two, "to a transposed layout"),
+    "transposed, and was looked at": (
+        lambda x, y: ((v := x.view(-1)), torch.mul(torch.ones(2, 3).t(), 2, out=x), v * 2)[1],
+        lambda: (torch.ones(0), torch.ones(3)),
+        "to a transposed layout",
+    ),
     "twice": (lambda x, y: x.set_(y).resize_(5), two, "resizes other memory that it gave"),
     "leaf under no_grad": (
         lambda x, y: torch.no_grad()(torch.mul)(y.repeat(2), 2, out=x),
@@ -857,14 +884,83 @@ def test_other_memory_of_what_backward_reads_is_refused(f):
         fg.jit(f)(leaf(), torch.ones(3))
 
 
-def test_other_memory_of_a_view_that_may_not_be_used_any_more_is_refused():
-    def f(x):
-        with torch.no_grad():
-            x.add_(1)
-        x.data = x.detach() * 2
+@torch.no_grad()
+def given_when_forbidden(part, y):
+    part.add_(1)
+    part.data = part.detach() * 2
+    return part * 3, part.view_as(part).detach()
 
+
+@torch.no_grad()
+def set_and_forbidden_by_that(part, y):
+    part.set_(y)
+    part.mul_(2)
+    return (part + y,)
+
+
+def forbidden_and_used_before(part, y):
+    used = part.neg() + y
+    view = used[1:]
+    part.detach().mul_(3)
+    part.data = y * 2
+    return view, part.detach() * 2
+
+
+def forbidden_and_changed_after(part, y):
+    part.detach().mul_(3)
+    part.data = y * 2
+    with torch.no_grad():
+        part.unsqueeze_(0)
+        part.mul_(5)
+    return (part.detach()[0],)
+
+
+def given_to_another(part, y):
+    part.detach().mul_(3)
+    y.data = part
+    return (y * 2,)
+
+
+def of_a_part_it_takes(whole, y):
+    part = whole.unbind(0)[0]
+    whole.detach().mul_(2)
+    part.data = torch.ones(4)
+    return whole * 2, part.detach() * 3
+
+
+PARTS = [given_when_forbidden, set_and_forbidden_by_that, forbidden_and_used_before, forbidden_and_changed_after,
+         given_to_another]  # fmt: skip
+
+
+@pytest.mark.parametrize("f", [*PARTS, of_a_part_it_takes])
+def test_other_memory_of_a_view_that_may_not_be_used_any_more(f):
+    """It is no more to be used in grad mode, as before; nor is what the function makes returned as one."""
+
+    def make():
+        whole = (torch.arange(8.0, requires_grad=True) * 1).view(2, 4)
+        return whole if f is of_a_part_it_takes else whole.unbind(0)[1], torch.ones(4)
+
+    case, compiled = Case(make, f), fg.jit(f)
+    for _ in range(2):
+        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
+        assert found.error is None, found.error
+        part, y = make()
+        compiled(part, y)
+        if f in PARTS:
+            with pytest.raises(RuntimeError, match="its base or another view of its base has been modified inplace"):
+                part * 2
     with pytest.raises(fg.MutationError, match="once its base was written to"):
-        fg.jit(f)((torch.arange(8.0, requires_grad=True) * 1).view(2, 4).unbind(0)[1])
+        fg.jit(lambda x: ((p := x.split(1)[0]), x.detach().mul_(2), setattr(p, "data", x[0]), p)[-1])(leaf().view(3, 1))
+
+
+def test_a_view_that_may_not_be_used_is_not_what_memory_is_set_to():
+    def f(x, part):
+        part.detach().mul_(2)
+        x.set_(part)
+
+    for function in (f, fg.jit(f)):
+        with pytest.raises(RuntimeError, match="its base or another view of its base has been modified inplace"):
+            function(torch.ones(4), (torch.arange(8.0, requires_grad=True) * 1).view(2, 4).unbind(0)[1])
 
 
 # ── other sizes, another dtype, results ──────────────────────────────────────────────────────────────────────────────

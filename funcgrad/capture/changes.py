@@ -14,13 +14,14 @@ from ..autograd_state import (
     has_history,
     has_hooks,
     is_leaf,
+    is_stale,
     leaves_below,
     retains_grad,
     version_of,
     view_base,
 )
 from ..graphs import type_text
-from ..slots import Base, Slot
+from ..slots import Base
 from ..subclasses import inner_tensors
 from ..torch_private.autograd import creation_meta
 from ..torch_private.tensors import is_wrapper_subclass, storage_id
@@ -32,7 +33,7 @@ from .outputs import OutputFact
 from .stale_grad_metadata import Forgotten
 from .stand_ins import Mirrored
 from .trace import Trace
-from .views import detaches
+from .views import Geometry, View, detaches
 
 
 def changes_of(
@@ -168,9 +169,11 @@ def refuse(
 def views_that_follow(
     named: Sequence[tuple[Source, Tensor]], mirrored: Mapping[int, Mirrored], switches: Iterable[Source]
 ) -> dict[Source, Source]:
-    """The views among the inputs that have come to require grad, to no end, with the input that they are views of."""
+    """The views among the inputs that have come to require grad, to no end, with the input that they are views of; once
+    for each object."""
     switched = {id(t): slot for slot, t in reversed(named) if slot in switches}
-    bases = [(slot, mirrored[id(t)].seen, switched.get(id(view_base(t)))) for slot, t in named if not t.requires_grad]
+    once = {id(t): (slot, t) for slot, t in reversed(named)}.values()
+    bases = [(slot, mirrored[id(t)].seen, switched.get(id(view_base(t)))) for slot, t in once if not t.requires_grad]
     return {slot: base for slot, seen, base in bases if base is not None and seen.requires_grad and is_leaf(seen)}
 
 
@@ -283,18 +286,18 @@ def refuse_stores(
     changes: Mapping[Source | Base, Change],
     differentiable: bool,
     in_backward: Sequence[Tensor],
-    of_moved: Mapping[Source, Slot],
-    used: Callable[[Callable[[Tensor], bool]], bool],
+    lent: Mapping[Source, View],
+    forgotten: Forgotten,
 ) -> None:
     """Raise where an input is given other memory and something else goes by the memory it had.
 
-    ``in_backward``: what a backward pass writes to; ``of_moved``: the inputs that are given what another one looks like
-    in the end, and that one; ``used``: whether it may come to what was computed of some tensors.
+    ``in_backward``: what a backward pass writes to; ``lent``: how inputs that are given the memory of another tensor
+    look at that.
     """
     tensors = dict(named)
 
-    def is_used(tensor: Tensor) -> bool:
-        return used(lambda t: lineage.path(t, lambda u: u is tensor, True)[0] is tensor)
+    def looks_at(tensor: Tensor) -> Callable[[Tensor], bool]:
+        return lambda t: lineage.path(t, lambda u: u is tensor, True)[0] is tensor
 
     for slot in stores:
         mirror, faults = mirrored[id(tensors[slot])], []
@@ -305,26 +308,33 @@ def refuse_stores(
         now = lineage.current(own)
         if any(t is now for t in in_backward):
             faults.append("writes to it in a backward pass")
-        if of_moved.get(slot) in stores:
+        look = lent.get(slot)
+        if look is not None and look.when == "last" and look.of in stores:
             faults.append("changes how the one looks whose memory it is given")
-        elsewhere = lineage.written(lambda t, now=now: lineage.path(t, lambda u: u is now, True)[0] is not now)  # type: ignore[misc]
-        shares = any(storage_id(t) == storage_id(stores[slot]) for t, _ in elsewhere)
+        # what the version counter of what stands for it does not hear of
+        ways = ((t, *lineage.path(t, lambda u, now=now: u is now, True)) for t, _ in lineage.written(lambda t: True))  # type: ignore[misc]
+        elsewhere = (t for t, root, steps, _ in ways if root is not now or detaches(steps))
+        shares = any(storage_id(t) == storage_id(stores[slot]) for t in elsewhere)
         # eager PyTorch's own backward may read the new values, or the old ones
-        if differentiable and tensors[slot].numel() and is_used(now) and shares:
+        if differentiable and tensors[slot].numel() and forgotten.is_saved(looks_at(now)) and shares:
             faults.append("its result is differentiated")
-        to_it = lineage.written(lambda t, own=own: t is lineage.current(own))  # type: ignore[misc]
-        if own.requires_grad and any(tracked for _, tracked in to_it):
-            faults.append("then writes to it in grad mode, though it is a leaf that requires grad")
         given = lineage.how_given(own)
+        if given.tracked and own.requires_grad and is_leaf(own):
+            faults.append("then writes to it in grad mode, though it is a leaf that requires grad")
         written = lineage.written(lambda t, own=own: lineage.named(t) is own and t is not own)  # type: ignore[misc]
-        tracked = any(tracked for _, tracked in written)
+        tracked = given.how != "set_, tracked" and any(tracked for _, tracked in written)
         moved = given.how == "data" and version_of(mirror.family) != mirror.version
         # autograd finds its history again, by how it lies in memory when that is asked for: who computes with it asks
-        renewed = given.restrides or tracked or (moved and (is_used(own) or is_used(now)))
-        kin = mirror.requires_grad or any(slot in group for group in neighbours(named))
-        if own.requires_grad and view_base(own) is not None and kin and renewed:
+        renewed = given.restrides or tracked or (moved and any(forgotten.is_used(looks_at(t)) for t in (own, now)))
+        renewed = renewed and not is_stale(now)  # which nobody may ask, however it lies
+        shared = any(slot in group for group in neighbours(named))
+        if own.requires_grad and view_base(own) is not None and (mirror.requires_grad or shared) and renewed:
             faults.append("writes to it, or changes its sizes, a view that requires grad")
-        if not own.requires_grad and now.requires_grad and lineage.how_given(own).how != "set_, tracked":
+        # its views, and its base, have its history from then on, though they do not share its memory any more
+        steps = (lineage.path(view, lambda t, own=own: t is own)[1] for view in lineage.views_of(own))  # type: ignore[misc]
+        shared = shared or any(way and not detaches(way) for way in steps)
+        as_it_was = not own.requires_grad and Geometry.of(now) == Geometry.of(own)
+        if given.tracked and (look or given.restrides or shared or not (as_it_was or view_base(own) is None)):
             faults.append("writes to it what depends on a tensor that requires grad")
         if faults:
             raise refusals.OTHER_MEMORY(slot, " and ".join(faults), where=str(slot))

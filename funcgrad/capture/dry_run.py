@@ -16,7 +16,7 @@ from ..autograd_state import gradient_of, has_history, has_hooks, is_leaf, pytho
 from ..graph_primitives import Path
 from ..graphs import type_text
 from ..options import Randomness
-from ..slots import Arg, Base, Captured, NewGradient, NewMemory, Slot, Stored
+from ..slots import Arg, Base, Captured, NewGradient, NewMemory, Rewritten, Slot, Stored
 from ..state.effects import same_effects
 from ..state.given import into_arguments
 from ..state.hooks import listening
@@ -310,13 +310,16 @@ class DryRun:
         return [t for t, _ in self.trace.lineage.written(lambda t: id(t) in slot_of)]
 
     def _gradients(self, named: Sequence[tuple[Source, Tensor]]) -> dict[Source, Tensor | None]:
-        """The inputs whose gradient is another than before, and that. Where ``.backward()`` adds to one, the run
-        starts again."""
+        """The inputs whose gradient is another than before, and that, once for each object. Where ``.backward()`` adds
+        to one, the run starts again."""
         found: dict[Source, Tensor | None] = {}
         given = {id(t) for t in self.trace.given_gradient}
         # what was written to since may be no leaf any more
         known_to_ask = given | {id(t) for t in self.trace.asked_for_gradient}
+        first = {id(real): slot for slot, real in reversed(named)}
         for slot, real in named:
+            if first[id(real)] != slot:
+                continue
             own, before = self._mirrored[id(real)], real.grad if real.is_leaf else None
             asked = before is not None or is_leaf(own.seen) or id(real) in known_to_ask
             now = self.trace.lineage.gradient_of(own.seen) if asked else None
@@ -406,9 +409,10 @@ class DryRun:
         self._require_known(leaf for leaf in leaves if isinstance(leaf, Tensor) and id(leaf) not in slot_of)
         is_base = (lambda _, root: has_history(root)) if self._splits else None
         stores = self._given_memory(named, slot_of)
-        replaced = [lineage.current(self._mirrored[id(t)].seen) for slot, t in named if slot in stores]
+        moved = {slot: self._mirrored[id(t)].seen for slot, t in named if slot in stores}
+        replaced = [*map(lineage.current, moved.values())]
         kept, firsts = ({}, set[Stored]()) if self._left is None else (self._left.stores, self._left.firsts)
-        extra: dict[NewMemory | NewGradient | Stored, Tensor] = {
+        extra: dict[NewMemory | Rewritten | NewGradient | Stored, Tensor] = {
             slot: kept_apart(self.trace.named(new), self._splits, lineage) for slot, new in kept.items()
         }
         extra |= {NewGradient(slot): self.trace.named(new) for slot, new in gradients.items() if new is not None}
@@ -427,6 +431,7 @@ class DryRun:
         }
         refuse_restrided_gradients(lineage, looks | {slot: extra[NewGradient(slot)] for slot in result_gradients}, made)
         extra |= {NewMemory(slot): new for slot, new in stores.items()}
+        extra |= {Rewritten(s): lineage.rewritten(t) for s, t in moved.items() if lineage.how_given(t).tracked}
         leaves, paths = [*leaves, *extra.values()], [*paths, *map(str, extra)]
         names = naming(self._out_slot, extra)
         outputs, bases = look_at_outputs(leaves, paths, slot_of, lineage, names, is_base, self.trace.varying, firsts)
@@ -461,12 +466,10 @@ class DryRun:
         tracked = tracked or any(c.data == "tracked" for c in changes.values())
         if wrote is not None and not sources:
             refuse_hidden_backward([slot_of[id(t)] for t in self._inputs_written(slot_of)[wrote:]], failed)
-        moved = {o.path: o.view.of for o in outputs if o.view is not None and o.view.when == "last"}
-        of_moved = {slot: moved[str(NewMemory(slot))] for slot in stores if str(NewMemory(slot)) in moved}
-        is_used = self.trace.forgotten.is_used
+        lent = {s: o.view for s in stores for o in outputs if o.path == str(NewMemory(s)) and o.view is not None}
         is_tracked = sources and tracked
-        refuse_stores(stores, lineage, named, self._mirrored, changes, is_tracked, late, of_moved, is_used)
-        self.trace.forgotten.require_saved([*with_history, *map(lineage.current, made.values())])
+        refuse_stores(stores, lineage, named, self._mirrored, changes, is_tracked, late, lent, self.trace.forgotten)
+        self.trace.forgotten.require_saved([*with_history, *map(lineage.current, made.values()), *leaves])
         self.trace.forgotten.require_apart()
         groups = tuple(group for group in groups if len(group.base.of) > 1 or group.base in changes)
         self.trace.questions.lie(dict(named)[g.found.of] for g in groups if g.found.length and g.base in changes)
@@ -476,7 +479,7 @@ class DryRun:
         facts = Facts(
             kinds, captured, same_objects(named), groups, neighbours(without_subclasses(named)), changes, histories,
             outputs, tuple(bases), tuple(slot for slot, t in named if is_wrapper_subclass(t)), is_tracked,
-            {slot: lineage.how_given(self._mirrored[id(dict(named)[slot])].seen) for slot in stores},
+            {slot: lineage.how_given(t) for slot, t in moved.items()},
             {slot: new is not None for slot, new in gradients.items()}, self._gradless(named, gradients),
             self._leaves(named, gradients, read), switches, self.trace.draws.met,
             tuple(asked for slot, t in named for asked in self.trace.questions.of(slot, t)), State(stores=tuple(kept)),

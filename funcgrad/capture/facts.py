@@ -11,7 +11,7 @@ from ..graph_primitives import Path, Read
 from ..show.parts import Doc, Table
 from ..show.shown import Shown
 from ..show.units import in_bytes
-from ..slots import Arg, Base, Captured, Final, Input, NewGradient, NewMemory, Onward, Out, Slot, Stored
+from ..slots import Arg, Base, Captured, Final, Input, NewGradient, NewMemory, Onward, Out, Rewritten, Slot, Stored
 from ..slots import State as StateSlot
 from ..state.guards import Place
 from ..state.said import is_read, shown
@@ -69,7 +69,9 @@ class BackwardCall:
     written: tuple[Input, ...]
 
 
-def naming(out_slot: Callable[[str], Slot], given: Iterable[NewMemory | NewGradient | Stored]) -> Callable[[str], Slot]:
+def naming(
+    out_slot: Callable[[str], Slot], given: Iterable[NewMemory | Rewritten | NewGradient | Stored]
+) -> Callable[[str], Slot]:
     """What names an output by its path, what inputs are given among them."""
     own: dict[str, Slot] = {str(slot): slot for slot in given}
     return lambda path: own[path] if path in own else out_slot(path)
@@ -161,10 +163,12 @@ class Facts(Shown):
     """What hooks on tensors close over, where these write to Python state: they run as they are."""
 
     @property
-    def given(self) -> tuple[NewMemory | NewGradient | Stored, ...]:
+    def given(self) -> tuple[NewMemory | Rewritten | NewGradient | Stored, ...]:
         """What Python state and inputs are given: the last of ``outputs``, in the order in which layers add them."""
         gradients = (NewGradient(slot) for slot, is_new in self.gradients.items() if is_new)
-        return (*self.state.stores, *gradients, *map(NewGradient, self.result_gradients), *map(NewMemory, self.stores))
+        made = map(NewGradient, self.result_gradients)
+        rewritten = (Rewritten(slot) for slot, given in self.stores.items() if given.tracked)
+        return (*self.state.stores, *gradients, *made, *map(NewMemory, self.stores), *rewritten)
 
     @property
     def onward(self) -> tuple[Onward, ...]:

@@ -24,7 +24,7 @@ from ..autograd_state import has_history, is_leaf, leaves_below
 from ..checkpoint_policies import Policy
 from ..errors import FuncgradError
 from ..options import BackwardAutocast, Randomness
-from ..slots import Arg, Captured, Final, NewGradient, NewMemory, Signature, Slot, State, Stored
+from ..slots import Arg, Captured, Final, NewGradient, NewMemory, Rewritten, Signature, Slot, State, Stored
 from ..state.effects import Effect, same_effects
 from ..state.watch import Watch
 from ..state.written import Written
@@ -232,7 +232,7 @@ class Inner:
     def _given(
         self,
         trace: Trace,
-        slot: NewMemory | NewGradient | Stored,
+        slot: NewMemory | Rewritten | NewGradient | Stored,
         seen: Mapping[Any, Tensor],
         stored: Mapping[Stored, Tensor],
     ) -> Tensor | None:
@@ -241,6 +241,8 @@ class Inner:
             if slot not in stored:
                 raise refusals.STORE_IN_TWO_RUNS(slot.name, where=slot.name)
             return kept_apart(stored[slot], self.splits, trace.lineage)  # type: ignore[no-any-return]
+        if isinstance(slot, Rewritten):
+            return trace.lineage.rewritten(seen[slot.of])
         return (
             trace.lineage.given(seen[slot.of])
             if isinstance(slot, NewMemory)
@@ -267,12 +269,13 @@ class Inner:
         self, lineage: Lineage, seen: Mapping[Any, Any], before: Mapping[Any, Tensor | None]
     ) -> None:
         """What this run leaves as gradients, the dry run must have seen."""
+        first = self.facts.first_of_same
         for slot, value in seen.items():
-            given = slot in self.facts.gradients
+            given = first.get(slot, slot) in self.facts.gradients
             if isinstance(value, Tensor) and (given or is_leaf(value)):
                 now = lineage.gradient_of(value)
                 found = None if now is before.get(slot) and not given else now is not None
-                if found != self.facts.gradients.get(slot):
+                if found != self.facts.gradients.get(first.get(slot, slot)):
                     raise refusals.GRADIENT_IN_TWO_RUNS(slot, where=str(slot))
 
     def _require_known_writes(self, trace: Trace, slot_of: Mapping[int, Arg | Captured]) -> None:

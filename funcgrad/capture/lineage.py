@@ -33,6 +33,7 @@ class Lineage:
         self._restrides: dict[int, list[Step]] = {}
         self._given: dict[int, Tensor] = {}
         self._how_given: dict[int, tuple[HowGiven, Tensor, int, bool]] = {}
+        self._over_given: set[int] = set()
         self._restrided_before: dict[int, int] = {}
         self._unknown: set[int] = set()
         self._ruled: set[int] = set()
@@ -97,6 +98,7 @@ class Lineage:
         self._looks.setdefault(id(tensor), []).append(by)
         self._named[id(by)] = tensor
         self._given[id(tensor)] = memory
+        self._over_given.add(id(by))
         # its version counter is the one it had
         before = id(tensor) in self._how_given and self.how_given(tensor).written
         self._how_given[id(tensor)] = how, by, version_of(by), before
@@ -123,7 +125,19 @@ class Lineage:
         """How it was given that."""
         how, by, version, before = self._how_given[id(tensor)]
         restrides = tuple(self._restrides[id(tensor)][self._restrided_before[id(tensor)] :])
-        return Given(how, restrides, before or version_of(by) != version)
+        now = self.current(tensor)
+        tracked = how != "set_, tracked" and now.requires_grad and self._is_rewritten(tensor)
+        return Given(how, restrides, before or version_of(by) != version, tracked)
+
+    def rewritten(self, tensor: Tensor) -> Tensor:
+        """What a tensor holds in memory that it was given, with the history of what was written there."""
+        with torch.enable_grad():
+            return self.current(tensor).clone()
+
+    def _is_rewritten(self, tensor: Tensor) -> bool:
+        """Whether a write to memory that a tensor was given was tracked."""
+        looks = {id(look) for look in self.looks(tensor)} & self._over_given
+        return any(tracked for _, tracked in self.written(lambda t: id(t) in looks))
 
     def is_given_alone(self, tensor: Tensor) -> bool:
         """Whether it was given other memory, and looked as it was made until then: it has the gradient that it had."""

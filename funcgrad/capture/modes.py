@@ -246,7 +246,7 @@ class Lifter(TorchFunctionMode):
             and (answer := self._trace.questions.answer(func, original, args[0])) is not NotImplemented
         ):
             return answer
-        if method in WRITES and is_traced(args[0]):
+        if (method in WRITES or method in RESTRIDES) and is_traced(args[0]):
             self._renew_history(args[0])
         if func in STORAGES and is_traced(args[0]):
             return storage_of(func, args[0], self._is_over_input(args[0]))

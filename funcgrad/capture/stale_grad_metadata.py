@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from .. import refusals
 from ..autograd_state import family_of, has_history, is_leaf, nodes_below, version_of
@@ -29,6 +30,8 @@ class Forgotten:
     def __init__(self) -> None:
         self._used: dict[int, tuple[Tensor, frozenset[Any]]] = {}
         """Each with the nodes of autograd that may have saved it."""
+        self._handed: set[int] = set()
+        """What a custom ``autograd.Function`` may have saved."""
         self._errors: dict[int, MutationError] = {}
         self._outdated: dict[Any, MutationError] = {}
         """The nodes that have saved what is another value since, or get a gradient of other sizes than the history
@@ -40,11 +43,16 @@ class Forgotten:
         """Of what family nothing can be differentiated since one of it was ``set_``, and that one."""
 
     def used(self, args: Iterable[Any], out: Any) -> None:
-        """Write down that ``out`` was computed from ``args``. Raises ``MutationError`` if one of them was forgotten."""
+        """Write down that ``out`` was computed from ``args``. Raises ``MutationError`` if one that was forgotten is
+        written to."""
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(out)):
             nodes = list(_saving([*tensors_in(out)], [t for a in args for t in tensors_in(a)]))
+            made = [t for t in tensors_in(out) if has_history(t)]
             for tensor in (t for a in args for t in tensors_in(a)):
-                self.require_known(tensor)
+                if any(t is tensor for t in tensors_in(out)):
+                    self.require_known(tensor)
+                if id(tensor) in self._errors:
+                    self._outdated |= {t.grad_fn: self._errors[id(tensor)] for t in made}
                 self._use(tensor, nodes)
 
     def _use(self, tensor: Tensor, nodes: Iterable[Any] = ()) -> None:
@@ -56,6 +64,7 @@ class Forgotten:
         self.used([operand], operand)
         if torch.is_grad_enabled():
             self._use(operand)
+            self._handed.add(id(operand))
 
     @contextlib.contextmanager
     def unheard(self) -> Iterator[None]:
@@ -67,6 +76,10 @@ class Forgotten:
     def is_used(self, known: Callable[[Tensor], bool]) -> bool:
         """Whether a gradient may come back to what was computed of a tensor that is ``known``."""
         return any(known(tensor) for tensor, _ in self._used.values())
+
+    def is_saved(self, known: Callable[[Tensor], bool]) -> bool:
+        """Whether a tensor that is ``known`` may be read in backward."""
+        return any(known(t) for t, nodes in self._used.values() if nodes or id(t) in self._handed)
 
     def given(self, known: Callable[[Tensor], bool], what: str) -> None:
         """What was ``known`` as one tensor is given other memory (``x.data = y``), unheard of by what has saved it."""
@@ -110,6 +123,10 @@ class Forgotten:
             if any(t is not tensor and family_of(t) is family for value in values for t in tensors_in(value)):
                 raise error
 
+    def forbidden(self, by: Tensor) -> None:
+        """``by`` stands for a view that autograd forbids to use, over other memory: no result may be one."""
+        self._errors[id(by)] = refusals.MEMORY_OF_STALE_VIEW(where=user_line())
+
     def misfits(self, by: Tensor, what: str) -> None:
         """``by`` stands for what has a history of other sizes, or of another dtype."""
         self._outdated[by.grad_fn] = refusals.MEMORY_OF_OTHER_KIND(what, type_text(by), where=user_line())
@@ -150,8 +167,10 @@ class Forgotten:
             error = refusals.RESTRIDED_AFTER_USE(type_text(own), func.__name__, where=user_line())
         if error is not None:
             self._errors |= dict.fromkeys([id(by), *(id(view) for view in views() if has_history(view))], error)
-        if used:  # what was computed from it is still there
+        if used and own._is_view():  # what was computed from it is still there
             self.require_known(by)
+        elif used and error is not None:
+            self._outdated[get_gradient_edge(own).node] = error
 
 
 def _saving(outs: Sequence[Tensor], args: Sequence[Tensor]) -> Iterator[Any]:

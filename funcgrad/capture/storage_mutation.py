@@ -7,6 +7,7 @@ tensor stands for it (``Lineage.give``, ``Lineage.replace``).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from torch import SymInt, Tensor
 
 from .. import refusals
-from ..autograd_state import bump_version, is_stale, version_of, with_history_of, without_derivative
+from ..autograd_state import bump_version, is_stale, stale_view, version_of, with_history_of, without_derivative
 from ..errors import FuncgradError
 from ..graphs import type_text
 from ..state.lines import user_line
@@ -23,7 +24,7 @@ from ..subclasses import Wrapping, inner_tensors, is_traced, with_inner
 from ..torch_private.autograd import creation_meta, set_creation_meta
 from ..torch_private.fakes import without_modes
 from ..torch_private.functional import FunctionalTensor, from_functional
-from ..torch_private.modes import without_function_modes
+from ..torch_private.modes import TorchDispatchMode, without_function_modes
 from ..torch_private.operators import without_overload
 from ..torch_private.tensors import is_wrapper_subclass
 from ..trees import flatten
@@ -48,8 +49,7 @@ def give_data(trace: Trace, original: Any, tensor: Tensor, value: Any, how: HowG
     if tensor.requires_grad and not (value.is_floating_point() or value.is_complex()):
         raise RuntimeError("data set to a tensor that requires gradients must be floating point or complex dtype")
     found_anew = tensor._is_view() and tensor.requires_grad and how != "data"  # its history, by how it lies in memory
-    if is_stale(value) or is_stale(tensor) or (found_anew and creation_meta(tensor).name != "DEFAULT"):
-        raise refusals.MEMORY_OF_STALE_VIEW(where=user_line())
+    forbidden = is_stale(tensor) or (found_anew and creation_meta(tensor).name != "DEFAULT")
     own = original if is_traced(original) else trace.lift(original)
     if trace.lineage.given(own) is not None and trace.lineage.how_given(own).how != how:
         raise refusals.MEMORY_IN_TWO_WAYS(where=user_line())
@@ -57,16 +57,18 @@ def give_data(trace: Trace, original: Any, tensor: Tensor, value: Any, how: HowG
         bump_version(counted)  # what was saved of it, or of what shares its counter, is out of date
     memory = value.data  # a version counter of its own
     with trace.forgotten.unheard():
-        by = with_history_of(memory, tensor)
+        by = stale_view(memory, tensor) if forbidden else with_history_of(memory, tensor)
     if how == "data":
         trace.forgotten.given(lambda t: trace.lineage.named(t) is own, f"a tensor {type_text(tensor)}")
-    if found_anew or (tensor.requires_grad and (tensor.shape, tensor.dtype) != (by.shape, by.dtype)):
+    if forbidden:
+        trace.forgotten.forbidden(by)
+    elif found_anew or (tensor.requires_grad and (tensor.shape, tensor.dtype) != (by.shape, by.dtype)):
         trace.forgotten.misfits(by, f"a tensor {type_text(tensor)}")
     trace.lineage.give(own, by, memory, how)
     if id(own) not in trace.inputs:
         # it keeps the version counter it shares with what it was a view of, or what was saved of it
         trace.writes.link([tensor, by])
-        if tensor._is_view() or any(view._is_view() for view in trace.lineage.views_of(tensor)):
+        if not forbidden and (tensor._is_view() or any(view._is_view() for view in trace.lineage.views_of(tensor))):
             trace.forgotten.parted(tensor, by, trace.lineage.version_taken(tensor), f"a tensor {type_text(tensor)}")
     trace.writes.spread_versions()
 
@@ -86,11 +88,9 @@ def _looks_the_same(trace: Trace, value: Any, tensor: Any) -> bool:
 def _set(trace: Trace, original: Any, tensor: Tensor, source: Any = None, *more: Any) -> Any:
     if more or (source is not None and not isinstance(source, Tensor)):
         raise refusals.STORAGE_GIVEN(where=user_line())
-    if is_stale(tensor):
-        raise refusals.MEMORY_OF_STALE_VIEW(where=user_line())
     # in later runs, inputs are leaves
-    if trace.graph is None and tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled():
-        raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
+    if trace.graph is None and tensor.requires_grad and torch.is_grad_enabled():
+        _require_writable(tensor)
     source = tensor.new_empty(0) if source is None else source
     if source.dtype != tensor.dtype:
         raise RuntimeError(f"Could not set tensor of type {source.dtype} to a tensor of type {tensor.dtype}")
@@ -113,6 +113,7 @@ def _set(trace: Trace, original: Any, tensor: Tensor, source: Any = None, *more:
     ):
         raise refusals.HISTORY_GIVEN(where=user_line())
     if trace.graph is None:
+        _ = source.grad_fn  # raises where autograd forbids to use it
         trace.forgotten.severed(tensor, f"a tensor {type_text(tensor)}")
     memory = source.data
     for counted in {id(t): t for t in (own, tensor)}.values():
@@ -122,12 +123,33 @@ def _set(trace: Trace, original: Any, tensor: Tensor, source: Any = None, *more:
     return original
 
 
+class _AllowedError(Exception):
+    """Autograd lets a write go on to its operator."""
+
+
+class _Looking(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __torch_dispatch__(self, *_: Any) -> Any:
+        raise _AllowedError
+
+
+def _require_writable(tensor: Tensor) -> None:
+    """Raises as autograd does before it writes, to what it takes for a leaf: also a view, if nobody asked for its
+    history since its base got one. To ask for ``is_leaf`` would be to ask for that."""
+    with contextlib.suppress(_AllowedError), _Looking():  # type: ignore[no-untyped-call]
+        tensor.zero_()
+
+
 def _resize(trace: Trace, original: Any, tensor: Tensor, *size: Any, **more: Any) -> Any:
     shape = torch.Size(size[0] if len(size) == 1 and isinstance(size[0], Sequence) else size)
     if tensor.requires_grad:
         raise RuntimeError("cannot resize variables that require grad")
     if shape == tensor.shape and not more:
         return original
+    return _with_sizes(trace, original, tensor, shape, **more)
+
+
+def _with_sizes(trace: Trace, original: Any, tensor: Tensor, shape: torch.Size, **more: Any) -> Any:
+    """The same without a look at whether it requires grad: under no_grad, kernels do so to what ``out=`` names."""
     if not more and shape.numel() <= tensor.numel() and is_dense(tensor):
         restride(trace, Tensor.as_strided_, original, [tensor, shape, _contiguous(shape)], {})
         return original
@@ -141,6 +163,8 @@ def _resize(trace: Trace, original: Any, tensor: Tensor, *size: Any, **more: Any
     if not more and is_dense(root) and look.end <= Geometry.of(root).end:
         restride(trace, Tensor.as_strided_, original, [tensor, shape, _contiguous(shape)], {})
         return original
+    if tensor.requires_grad:
+        raise refusals.OUT_REQUIRES_GRAD(where=user_line())
     inside = is_traced(original) and id(original) not in trace.inputs and trace.lineage.source(tensor) is not None
     if more or inside or not is_dense(tensor) or room > tensor.numel():
         raise refusals.RESIZED_AROUND(where=user_line())
@@ -230,6 +254,8 @@ def _require_allowed(func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> No
     is_wrapper = is_wrapper_subclass(tensor)
     if func is Tensor.detach_ or not (torch.is_grad_enabled() or is_wrapper):
         return  # autograd does not look
+    if not is_wrapper:
+        _require_writable(tensor)
     probe = tensor.view_as(tensor)
     if probe._is_view() and tensor._is_view():
         set_creation_meta(probe, creation_meta(tensor))
@@ -344,10 +370,6 @@ def _fit(trace: Trace, original: Any, out: Tensor, like: Tensor) -> Tensor:
         raise RuntimeError(f"result type {wide} can't be cast to the desired output type {name}")
     if like.shape == out.shape or (torch.is_grad_enabled() and out.requires_grad):
         return out
-    if out.requires_grad:
-        raise refusals.OUT_REQUIRES_GRAD(where=user_line())
-    if out.numel() and not like.is_contiguous():
-        raise refusals.OUT_TRANSPOSED(where=user_line())
     if (
         out.numel()
         or not like.numel()
@@ -356,7 +378,9 @@ def _fit(trace: Trace, original: Any, out: Tensor, like: Tensor) -> Tensor:
         or (id(trace.lineage.named(out)) not in trace.inputs and trace.lineage.source(out) is not None)
         or _room(trace, out)
     ):
-        _resize(trace, original, out, *like.shape)
+        if not like.is_contiguous():
+            raise refusals.OUT_TRANSPOSED(where=user_line())
+        _with_sizes(trace, original, out, like.shape)
     else:
         give_data(trace, original, out, out.new_empty_strided(like.shape, like.stride()))
     return trace.lineage.current(original if is_traced(original) else trace.lift(original))

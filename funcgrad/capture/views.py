@@ -235,11 +235,12 @@ both requires grad) has no derivative."""
 @frozen
 class Given:
     """How a tensor is given other memory; how that changes its sizes and strides since, and whether it is written
-    to."""
+    to, and ``tracked``: what requires grad is."""
 
     how: HowGiven
     restrides: tuple[Step, ...] = ()
     written: bool = False
+    tracked: bool = False
 
     def __str__(self) -> str:
         return ", ".join([self.how, *(step.method for step in self.restrides)])

@@ -8,7 +8,7 @@ from attrs import frozen
 
 from ..capture.memory import BaseOf
 from ..capture.views import HowGiven, Step, View
-from ..slots import Final, NewGradient, NewMemory, Onward, Slot
+from ..slots import Final, NewGradient, NewMemory, Onward, Rewritten, Slot
 from ..subclasses import HowWritten, Wrapping
 
 
@@ -19,7 +19,7 @@ class CopyBack:
     level's, or at that of duals."""
 
     target: Slot
-    source: Final
+    source: Final | Rewritten
     how: HowWritten
     is_subclass: bool = False
     to_no_end: bool = False

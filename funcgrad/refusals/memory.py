@@ -291,9 +291,9 @@ RESTRIDED_AFTER_USE = Refusal(
 )
 MEMORY_OF_STALE_VIEW = Refusal(
     MutationError,
-    "the function gives other memory (.data =, set_) by, or to, a view that autograd forbids to use once its base was "
-    "written to",
-    "use the other tensor itself",
+    "the function returns a view that it gave other memory (.data =, set_), and that autograd forbids to use once its "
+    "base was written to",
+    "return the other tensor itself",
 )
 RESTRIDES_ITS_OWN_WAY = Refusal(
     MutationError,

@@ -293,7 +293,11 @@ def run(
     everything = [*inputs, *outs]
     seen.stages["outs"] = [_data(t) for t in outs]
     seen.stages["inputs"] = [_data(t) for t in inputs]
-    seen.stages["look"] = [(t.shape, t.stride(), t.storage_offset(), t.requires_grad, t.dtype) for t in inputs]
+    seen.stages["look"] = [
+        # what kernels leave as strides of no elements depends on the way they take
+        (t.shape, t.stride() if t.numel() else (), t.storage_offset(), t.requires_grad, t.dtype)
+        for t in inputs
+    ]
     seen.stages["look of outs"] = [(t.shape, _strides(t), t.requires_grad, t.dtype) for t in outs]
     seen.stages["memory"] = _shared([*everything, base])
     seen.stages["same"] = [[a is b for a in everything] for b in everything]

@@ -39,7 +39,7 @@ def test_a_reason_given_more_often_than_it_was_is_found():
     usual = round(10_000 * ceiling / 10_000)
     assert not above({reason: usual}, 10_000)
     assert reason in above({reason: 2 * usual}, 10_000)[0]
-    assert "a new one" in above({"a new one": 10}, 100)[0]
+    assert any("a new one" in line for line in above({"a new one": 10}, 100))
     assert any("any of them" in line for line in above({reason: sum(CEILINGS.values()) * 2}, 10_000))
 
 
