@@ -12,13 +12,13 @@ from torch import Tensor
 
 from .. import refusals
 from ..state.lines import user_line
-from ..torch_private.operators import PACK_PADDED, PAD_PACKED
+from ..torch_private.operators import PACK_PADDED, PAD_PACKED, lstm_by_layers
 from ..torch_private.patches import generic_associative_scan
 from ..trees import Tree, flatten, require_same, unflatten
 from .control_flow import Choice, Scan, While, apply
 from .copies import deep_copied
 from .packed_sequences import PACKED_NETWORKS, is_packed, pack, pad
-from .recurrent import CELLS, by_steps, has_symbolic_steps
+from .recurrent import CELLS, by_steps, has_symbolic_steps, is_of_whole_layers
 from .trace import Trace
 from .traced_bodies import Body, closed_over
 
@@ -148,9 +148,11 @@ def _recurrent(network: Any) -> Callable[..., Any]:
     def call(trace: Trace, *args: Any, **kwargs: Any) -> Any:
         if is_packed(*args):
             return packed(trace, *args, **kwargs)
-        if not has_symbolic_steps(network, *args):
+        if not has_symbolic_steps(*args):
             return NotImplemented
         with trace.lifter:
+            if is_of_whole_layers(network, *args):
+                return lstm_by_layers(*args, **kwargs)
             return by_steps(functools.partial(scan, trace), CELLS[network], *args, **kwargs)
 
     return call

@@ -57,20 +57,17 @@ def layers_of(params: Sequence[Tensor], has_biases: bool, n: int) -> Iterator[tu
         yield (weights[0], *bias), ((weights[1], *weights[3:]) if has_biases else (weights[1], None, *weights[2:]))
 
 
-def has_symbolic_steps(network: Any, *args: Any) -> bool:
-    """Whether a network is called with a tensor that goes along a dimension whose size is a symbol, and would be
-    unrolled."""
-    given, state, batch_first = args[0], args[1], args[-1]
-    if given.dim() != 3 or not is_size(given.shape[1 if batch_first else 0]):
-        return False
-    # as torch._decomp chooses oneDNN
-    return not (
-        network is torch.lstm
-        and given.device.type == "cpu"
-        and given.dtype in (torch.float32, torch.bfloat16)
-        and not given.requires_grad
-        and state[0].shape[2] == state[1].shape[2]
-    )
+def has_symbolic_steps(*args: Any) -> bool:
+    """Whether a network is called with a tensor that goes along a dimension whose size is a symbol."""
+    given, batch_first = args[0], args[-1]
+    return given.dim() == 3 and is_size(given.shape[1 if batch_first else 0])
+
+
+def is_of_whole_layers(network: Any, *args: Any) -> bool:
+    """Whether oneDNN runs each layer at once."""
+    given, state = args[:2]
+    is_here = network is torch.lstm and given.device.type == "cpu" and given.dtype is torch.float32
+    return is_here and state[0].shape[2] == state[1].shape[2] and bool(torch.backends.mkldnn.enabled)
 
 
 def by_steps(

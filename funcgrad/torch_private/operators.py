@@ -199,3 +199,14 @@ def aten_overloads() -> list[Any]:
         getattr(getattr(torch.ops.aten, packet, None), overload or "default", None) for packet, _, overload in names
     ]
     return [op for op in found if op is not None]
+
+
+def lstm_by_layers(
+    given: Any, state: Sequence[Any], params: Sequence[Any], has_biases: bool, *more: Any
+) -> tuple[Any, Any, Any]:
+    """PyTorch's formula of an LSTM in calls of oneDNN for whole layers, which its own choice unrolls where the input
+    requires grad, and C++ does not."""
+    formulas = importlib.import_module("torch._decomp.decompositions")  # seen in 2.11, 2.13
+    hidden, of_layers = list(zip(*state, strict=True)), formulas.gather_params(params, has_biases, False)
+    out, last = formulas._rnn_helper(given, hidden, of_layers, has_biases, *more, formulas.mkldnn_one_layer_lstm)
+    return out, *(torch.stack(states) for states in zip(*last, strict=True))  # type: ignore[return-value]
