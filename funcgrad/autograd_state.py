@@ -6,7 +6,7 @@ Asking a view for its history may raise (its base was written to where that is f
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -161,6 +161,18 @@ def has_dead_end(ends: Sequence[Any]) -> bool:
     for node in reversed(ends_above(ends)):
         leads[node] = hasattr(node, "variable") or any(leads[n] for n, _ in node.next_functions if n is not None)
     return not all(leads.values())
+
+
+def lead_to(tensors: Iterable[torch.Tensor], targets: Sequence[torch.Tensor]) -> bool:
+    """Whether a backward pass from some tensors comes to one of others, from which they were computed."""
+    computed = [t for t in tensors if t.grad_fn is not None]
+    if not computed:
+        return False
+    leaves = {id(t) for t in targets if t.grad_fn is None}
+    ends = {(t.grad_fn, t.output_nr) for t in targets if t.grad_fn is not None}
+    edges = [(t.grad_fn, t.output_nr) for t in computed]
+    edges += [edge for node in nodes_below(computed) for edge in node.next_functions]
+    return any(edge in ends or id(getattr(edge[0], "variable", None)) in leaves for edge in edges)
 
 
 def depends_on(tensors: Sequence[torch.Tensor], source: torch.Tensor) -> bool:

@@ -1215,6 +1215,7 @@ NOT_REFUSED_HERE = {
     "ONWARD": "test_onward.py has a table of its own",
     "ONWARD_CREATE_GRAPH": "test_onward.py has a table of its own",
     "ONWARD_TO_BASE": "test_onward.py has a table of its own",
+    "ONWARD_TO_TARGET": "test_onward.py has a table of its own",
     "ONWARD_WITH_FAULTS": "test_onward.py has a table of its own",
     "ONWARD_IN_TWO_RUNS": "test_onward.py has a table of its own",
     "SECOND_DERIVATIVE_ONWARD": "test_onward.py has a table of its own",

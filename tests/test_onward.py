@@ -350,3 +350,72 @@ def test_what_is_written_to_is_the_base_itself_where_it_is_an_input(loss):
     refused = Counter()
     assert check(Program(base, ("base[1::2]", "base"), statements, ("x1",)), refused) is None
     assert not refused
+
+
+def of_both(x, y):
+    return torch.autograd.grad(x.square().sum() * y.sum(), x)[0]
+
+
+def of_one(x, y):
+    return torch.autograd.grad(y.sum(), x)[0]
+
+
+MADE_OF_X = {
+    "a view": lambda x: x[1:],
+    "computed": lambda x: x.sin(),
+    "far below": lambda x: (x * 2).exp().chunk(2)[1] + 1,
+}
+APART = {
+    "a leaf": lambda x: x.detach()[1:].requires_grad_(),
+    "of another leaf": lambda x: torch.ones(2, requires_grad=True).exp(),
+    "without a gradient": lambda x: x.detach() * 2,
+}
+
+
+@pytest.mark.parametrize("make", MADE_OF_X.values(), ids=MADE_OF_X)
+@pytest.mark.parametrize("f", [of_both, of_one])
+def test_a_gradient_that_would_come_through_a_history_outside_is_refused(f, make):
+    """It was left out, without a word."""
+    x = leaf()
+    with pytest.raises(fg.MutationError, match="from which another one, y, was computed") as caught:
+        fg.jit(f)(x, make(x))
+    assert "y.detach()" in caught.value.fix
+    if f is of_both:
+        y = make(x).detach()
+        torch.testing.assert_close(fg.jit(f)(x, y), f(x, y))
+
+
+@pytest.mark.parametrize("apart", APART.values(), ids=APART)
+@pytest.mark.parametrize("make", MADE_OF_X.values(), ids=MADE_OF_X)
+def test_a_program_for_what_is_apart_does_not_serve_what_is_not(make, apart):
+    compiled, x = fg.jit(of_both), leaf()
+    for _ in range(2):
+        y = apart(x)
+        torch.testing.assert_close(compiled(x, y), of_both(x, y))
+    assert compiled.cache_info().misses == 1
+    with pytest.raises(fg.MutationError, match="from which another one, y, was computed"):
+        compiled(x, make(x))
+    y = apart(x)
+    torch.testing.assert_close(compiled(x, y), of_both(x, y))
+
+
+def test_parts_of_one_computation_are_apart():
+    """One node made both: a gradient of the one is none of the other."""
+    compiled = fg.jit(of_both)
+    for _ in range(2):
+        x, y = leaf().exp().chunk(2)
+        torch.testing.assert_close(compiled(x, y), of_both(x, y))
+    assert compiled.cache_info().misses == 1
+
+
+def test_what_is_computed_inside_has_all_of_the_gradient():
+    compiled = fg.jit(lambda x: of_both(x, x.sin()))
+    torch.testing.assert_close(compiled(leaf()), of_both(*(lambda x: (x, x.sin()))(leaf())))
+
+
+def test_a_gradient_transform_is_with_respect_to_its_argument_alone():
+    """As torch.func's: whatever the other one was computed from."""
+    x = leaf()
+    y = x.sin()
+    compiled = fg.grad_compiled(lambda x, y: (x * y).sum())
+    torch.testing.assert_close(compiled(x, y), torch.func.grad(lambda x, y: (x * y).sum())(x, y))

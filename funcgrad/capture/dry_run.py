@@ -54,7 +54,7 @@ from .inputs import CapturedTensor, Inputs, Symbolic, contents_of, require_none_
 from .late_reads import late_reads
 from .memory import history, neighbours, overlaps, same_objects, without_subclasses
 from .modes import with_modes
-from .onward import Passes, calls_of
+from .onward import Passes, apart_from, calls_of
 from .other_places import other_places, with_homes
 from .outputs import look_at_outputs, results_by_slot
 from .questions import HOOKS, HOOKS_AFTER, answer_of, require_bare
@@ -121,8 +121,12 @@ class DryRun:
         trace.ignores_requires_grad = not around.grad and (around.splits or around.replays)
         trace.enables_grad_itself = not around.splits
         self._passes = Passes()
+        self._apart: dict[Source, tuple[Source, ...]] = {}
         if self._splits:
             self.trace.backward_is_done = lambda *how: self._passes.done(self._mirrored, self._written(), *how)
+        self.trace.asked_for_gradients = lambda *what: self._apart.update(
+            apart_from(self._reals, self._mirrored, *what)
+        )
 
     def release(self) -> None:
         """Let go of the real tensors: a trace is a ring of references, and lives until the next garbage collection."""
@@ -490,5 +494,5 @@ class DryRun:
             facts, reads=tuple(self.trace.reads.done) if self.trace.reads.allowed else None, backward_calls=calls,
             itself=self._itself(captured), follows=follows,
             leaves={**facts.leaves, **dict.fromkeys(computed, False)}, asked=(*facts.asked, *unheard),
-            result_gradients=result_gradients, generators=tuple(self.trace.draws.named.values()),
+            unrelated=self._apart, result_gradients=result_gradients, generators=tuple(self.trace.draws.named.values()),
         )  # fmt: skip

@@ -146,6 +146,8 @@ class Facts(Shown):
     function is given these very tensors."""
     backward_calls: tuple[BackwardCall, ...] = ()
     """What goes on through the histories of inputs, in order."""
+    unrelated: Mapping[Source, tuple[Source, ...]] = {}
+    """The inputs that were computed from none of these, with respect to which the function differentiates them."""
     follows: Mapping[Source, Source] = {}
     """The views among the inputs that come to require grad, to no end, when the input does that they are views of."""
     result_gradients: tuple[Out, ...] = ()

@@ -63,7 +63,7 @@ from .reads import BY_MASK, READS, READS_LATER, TAKES_DATA, asks_for_value, make
 from .replaced_functions import original_of
 from .replacements import replacements_of
 from .sized_calls import OF_SIZES
-from .source_location import asked_by_us
+from .source_location import asked_by_us, called_by_us
 from .storage_mutation import GIVES, RESTRIDES, call_with_out, give_data, restride
 from .storages import STORAGES, require_memory_in_place, storage_of
 from .torch_patches import set_
@@ -339,7 +339,10 @@ class Lifter(TorchFunctionMode):
         """``torch.autograd.grad`` through a graph that was recorded outside; ``NotImplemented`` for any other."""
         found = run_pullback(self._trace, outputs, inputs, *rest, **options)
         if found is NotImplemented and self._trace.graph is None:
-            require_no_hooks(self._trace, flatten(inputs)[0])
+            targets = flatten(inputs)[0]
+            require_no_hooks(self._trace, targets)
+            if not called_by_us(3):
+                self._trace.asked_for_gradients(flatten(outputs)[0], targets)
         return found
 
     def _about_gradient(self, func: Any, original: Any) -> Tensor | None:

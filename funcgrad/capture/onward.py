@@ -15,7 +15,7 @@ from attrs import field, frozen
 from torch import Tensor
 
 from .. import refusals
-from ..autograd_state import has_hooks, is_leaf, version_of
+from ..autograd_state import has_history, has_hooks, is_leaf, lead_to, leaves_below, version_of
 from ..graphs import type_text
 from ..slots import Onward
 from ..state.lines import user_line
@@ -72,6 +72,28 @@ class Passes:
             seen_now = [(own.seen.requires_grad, own.requires_grad) for own in mirrored.values() if is_leaf(own.seen)]
             switched = any(now != before for now, before in seen_now)
             self.found.append(_Pass(keeps_graph, frozenset(above), moved, "unversioned" in written.values(), switched))
+
+
+def apart_from(
+    reals: Sequence[tuple[Source, Tensor]], mirrored: Mapping[int, Mirrored], outputs: Sequence[Any],
+    targets: Sequence[Any],
+) -> dict[Source, tuple[Source, ...]]:  # fmt: skip
+    """The inputs of which the function differentiates something with respect to others: none of them may have been
+    computed from these outside, as eager PyTorch would go on through that history. Raises ``MutationError`` where
+    one was."""
+    own = {id(v) for v in targets}
+    asked = {id(t): (slot, t) for slot, t in reversed(reals) if not own.isdisjoint({id(t), id(mirrored[id(t)].seen)})}
+    if not asked:
+        return {}
+    roots = [v for v in outputs if isinstance(v, Tensor)]
+    reached = {id(leaf) for leaf in (*roots, *leaves_below(list(filter(has_history, roots))))}
+    found: dict[Source, tuple[Source, ...]] = {}
+    for slot, tensor in reals:
+        if tensor.requires_grad and id(tensor) not in asked and id(mirrored[id(tensor)].leaf) in reached:
+            if lead_to([tensor], [t for _, t in asked.values()]):
+                raise refusals.ONWARD_TO_TARGET(slot, where=str(slot))
+            found[slot] = tuple(target for target, _ in asked.values())
+    return found
 
 
 _HEARD = "bool({0}._backward_hooks or {0}.retains_grad)"

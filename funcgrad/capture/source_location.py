@@ -44,6 +44,14 @@ def asked_by_library(depth: int = 2) -> bool:
     return frame.f_code.co_filename.startswith((HERE, TORCH))
 
 
+def called_by_us(depth: int = 2) -> bool:
+    """Whether funcgrad's own code calls the function of torch's that runs ``depth`` frames up."""
+    frame = sys._getframe(depth)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(TORCH):
+        frame = frame.f_back
+    return frame.f_code.co_filename.startswith(HERE)
+
+
 def user_line_of(error: BaseException) -> str | None:
     """``file:line in function: source`` of the caller's innermost line an error passed through."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if is_user_file(f.filename)]

@@ -120,6 +120,8 @@ class Trace(Recorder):
         self.differentiates = False
         """Whether a backward pass of the function's own has run (``.backward()``, ``torch.autograd.grad``)."""
         self.backward_begins: Callable[[], None] = lambda: None
+        self.asked_for_gradients: Callable[[Sequence[Any], Sequence[Any]], None] = lambda outputs, targets: None
+        """Called before a ``torch.autograd.grad`` of the function's."""
         self.backward_is_done: Callable[[bool, bool, Sequence[Any]], None] = lambda keeps, creates, targets: None
         """Called around a ``.backward()`` of the function's; ``targets``: its ``inputs``."""
         self.questions = Questions(lambda: self.reals, self.listeners)

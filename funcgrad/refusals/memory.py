@@ -207,6 +207,12 @@ ONWARD_CREATE_GRAPH = Refusal(
     "the function calls .backward(create_graph=True), which would go on through the history of an input {0}",
     "call torch.autograd.grad with respect to what is meant",
 )
+ONWARD_TO_TARGET = Refusal(
+    MutationError,
+    "the function calls torch.autograd.grad with respect to an input from which another one, {0}, was computed: in "
+    "eager PyTorch the gradient comes through that history, too",
+    "compute it inside of the function, or pass {0}.detach() if that is not meant",
+)
 ONWARD_TO_BASE = Refusal(
     MutationError,
     "the function calls .backward(), which would go on through the history of {0}, to another input, a leaf that it "

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ..autograd_state import lead_to
 from ..backends.backend import Runnable
 from ..capture.capture_sources import GradientOf, Origin
 from ..capture.facts import Facts
@@ -106,6 +107,11 @@ def print_call(
     variables = arguments | numbers | {c.slot: name for c, name in zip(facts.captured, captured_names, strict=True)}
     lines += [f"if {variables[slot]}.is_leaf is not {is_leaf}: {otherwise}" for slot, is_leaf in facts.leaves.items()]
     lines += [f"if {variables[slot]}.grad is not None: {otherwise}" for slot in facts.gradless]
+    for targets in dict.fromkeys(facts.unrelated.values()):
+        constants["lead_to"] = lead_to
+        own = [slot for slot, others in facts.unrelated.items() if others == targets]
+        tensors, ends = (f"[{', '.join(variables[slot] for slot in slots)}]" for slots in (own, targets))
+        lines.append(f"if lead_to({tensors}, {ends}): {otherwise}")
     layered = print_statements(statements, variables, "kernel", names.fresh, constants, inner_names)
     if around.grad and not key.ambient.grad_mode:
         constants["enable_grad"] = torch.enable_grad

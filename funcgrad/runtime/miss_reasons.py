@@ -13,7 +13,7 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from ..autograd_state import gradient_of
+from ..autograd_state import gradient_of, lead_to
 from ..capture.facts import Facts
 from ..capture.inputs import Inputs
 from ..capture.memory import history
@@ -120,6 +120,11 @@ def differences_to(
             Difference(str(slot), "has a gradient")
             for slot in program.facts.gradless
             if gradient_of(tensors[slot]) is not None
+        ]
+        found += [
+            Difference(str(slot), f"was computed from {' or '.join(map(str, targets))}")
+            for slot, targets in program.facts.unrelated.items()
+            if lead_to([tensors[slot]], [tensors[t] for t in targets])
         ]
     known = {str(slot): tensor for slot, tensor in (*inputs.tensors, *captured)}
     return found + list(_closed_over(program, now, known))
