@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -124,3 +126,28 @@ def test_any_part(geometry, function, both):
         x = part(torch.randn(rows, columns, 7, dtype=torch.float64))
         y = x[:] if both else part(torch.randn(rows, columns, 7, dtype=torch.float64))
         torch.testing.assert_close(c(x, y), torch.func.grad(function, argnums=(0, 1))(x, y))
+
+
+@pytest.mark.parametrize("part", [lambda t: t[:, :-1], lambda t: t[..., :3], lambda t: t[:, ::2].transpose(0, 1)])
+def test_a_captured_backward_pass_of_parts(part):
+    """Strides of what autograd has saved."""
+
+    def gradients(length: int, captured: bool) -> tuple[Tensor, ...]:
+        torch.manual_seed(length)
+        x = part(torch.randn(4, length, 6, dtype=torch.float64)).detach().requires_grad_()
+        w = torch.randn(x.shape[-1], 3, dtype=torch.float64, requires_grad=True)
+        loss = (x.sin() @ w).square().sum() + (x * x).sum()
+        with fg.compiled_autograd() if captured else contextlib.nullcontext():
+            loss.backward()
+        return x.grad, w.grad
+
+    for length in LENGTHS:
+        torch.testing.assert_close(gradients(length, True), gradients(length, False))
+
+
+def test_what_a_program_assumes_of_strides_is_written_as_they_are_asked_for():
+    c = fg.jit(lambda x: x * 2)
+    for length in (7, 9):
+        c(torch.randn(4, length)[:, 1:])
+    page = str(c.explain(torch.randn(4, 9)[:, 1:]))
+    assert "x.stride(0) != x.shape[1]" in page and "float32[4, x.shape[1]]" in page

@@ -99,6 +99,11 @@ class Symbols:
         """Whether some are sizes, or sizes of results will be."""
         return bool(self.sizes) or self._expected
 
+    @property
+    def has_strides(self) -> bool:
+        """Whether some are strides that follow from no sizes."""
+        return any(d < 0 for _, d in self.sizes.values())
+
     def __bool__(self) -> bool:
         """Whether there are any."""
         return bool(self.floats.names or self.sizes)

@@ -152,6 +152,8 @@ class _Lowering:
                 tensor = self._functional(fake).requires_grad_(real.requires_grad)
             else:  # whether it requires grad, formulas ask: that of linalg.solve does
                 tensor = self._trace.input(slot, real, real.requires_grad, tuple(dims))
+                if self._trace.symbols.has_strides:
+                    raise NotSymbolicError(_LIES_OTHERWISE)
                 self._slots[-1:] = [own for own, _ in parts(slot, tensor)]
             for d, first in dims.items():
                 symbols.setdefault(first, tensor.shape[d])
@@ -473,6 +475,9 @@ def _names_of_inner(name: str, value: Any) -> list[str]:
     return [f"{name}_{i}" for i in range(len(inner_tensors(value)))] if _wrapping_of(value) is not None else [name]
 
 
+_LIES_OTHERWISE = "an input whose size is a symbol does not lie as its sizes say"
+
+
 def _strides_like(real: Tensor, sizes: Sequence[Any]) -> list[Any]:
     """The strides of a tensor that lies as ``real`` does and has symbols for some of its sizes."""
     strides, dense = [0] * real.ndim, True
@@ -483,5 +488,5 @@ def _strides_like(real: Tensor, sizes: Sequence[Any]) -> list[Any]:
         dense = dense and (real.stride(d) == expected or real.shape[d] == 1)
         step, expected = step * sizes[d], expected * real.shape[d]
     if not dense or not math.prod(real.shape):
-        raise NotSymbolicError("an input whose size is a symbol does not lie as its sizes say")
+        raise NotSymbolicError(_LIES_OTHERWISE)
     return strides

@@ -45,16 +45,20 @@ class Explanation(Shown):
         summary = Table(("", ""), tuple((t.title, ", ".join(dict.fromkeys(row[0] for row in t.rows))) for t in shown))
         return Doc(self.headline(), (summary, *(Doc(table.title, (table,)) for table in shown)))
 
+    def _named(self, text: str) -> str:
+        """With what symbols are sizes of in their place."""
+        return text if (sizes := self.program.joint.sizes) is None else sizes.named(text)
+
     def _reads(self) -> Iterator[tuple[str, ...]]:
         key, facts = self.program.key, self.program.facts
         lines = facts.state.lines
         for path, spec in zip(key.paths, key.leaves, strict=True):
             is_object = isinstance(spec, DynamicSpec) and not spec.is_number
             again = "another type" if is_object else _AGAIN.get(type(spec), _OF_A_TENSOR)
-            yield path, str(spec), "", again
+            yield path, self._named(str(spec)), "", again
         for name, spec in key.captured:
             at = lines.of(name.partition("#")[0])
-            yield name, f"{spec}, captured", at, "another dtype, device, size or requires_grad"
+            yield name, self._named(f"{spec}, captured"), at, "another dtype, device, size or requires_grad"
         for slot, place in facts.numbers:
             yield str(place), f"any {slot.kind.__name__}", lines.of(place.name), "none: it is a symbol"
         for guard in facts.state.guards:
@@ -92,4 +96,5 @@ class Explanation(Shown):
             yield question.format(name), str(answer)
         names = self.program.joint.symbols
         for guard in self.program.joint.conditions:
-            yield re.sub(r"\b[a-z]+_?\d+\b", lambda symbol: names.get(symbol[0], symbol[0]), guard), "holds"
+            named = re.sub(r"\b[a-z]+_?\d+\b", lambda symbol: names.get(symbol[0], symbol[0]), guard)
+            yield self._named(named), "holds"

@@ -363,8 +363,8 @@ class Programs(abc.ABC):
                 if not kept:
                     raise
                 names = ", ".join(map(written, sorted(kept, key=str)))
-                log(1, f"{self.__name__} does not trace with symbols for {names} ({error})")
-                self._why_static = str(error)
+                self._why_static = str(error).partition("\nException raised from")[0]  # where in torch's C++
+                log(1, f"{self.__name__} does not trace with symbols for {names} ({self._why_static})")
             else:
                 self._not_symbolic |= {(symbol, shared) for symbol in symbols - kept}
                 if kept == symbols and symbolic.may_be_sizes and not attempt.may_be_sizes:
