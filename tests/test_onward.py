@@ -419,3 +419,14 @@ def test_a_gradient_transform_is_with_respect_to_its_argument_alone():
     y = x.sin()
     compiled = fg.grad_compiled(lambda x, y: (x * y).sum())
     torch.testing.assert_close(compiled(x, y), torch.func.grad(lambda x, y: (x * y).sum())(x, y))
+
+
+def test_captured_tensors_are_apart_too():
+    x, w, made = leaf(), torch.ones(4, requires_grad=True), torch.ones(4, requires_grad=True).exp()
+    compiled = fg.jit(lambda x: torch.autograd.grad((x.square() * w * made).sum(), x)[0])
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), 2 * x * w * made)
+    assert compiled.cache_info().misses == 1
+    made = x.sin()
+    with pytest.raises(fg.MutationError, match="was computed"):
+        compiled(x)

@@ -54,7 +54,7 @@ from .inputs import CapturedTensor, Inputs, Symbolic, contents_of, require_none_
 from .late_reads import late_reads
 from .memory import history, neighbours, overlaps, same_objects, without_subclasses
 from .modes import with_modes
-from .onward import Passes, apart_from, calls_of
+from .onward import Passes, apart_from, by_slot, calls_of
 from .other_places import other_places, with_homes
 from .outputs import look_at_outputs, results_by_slot
 from .questions import HOOKS, HOOKS_AFTER, answer_of, require_bare
@@ -121,7 +121,7 @@ class DryRun:
         trace.ignores_requires_grad = not around.grad and (around.splits or around.replays)
         trace.enables_grad_itself = not around.splits
         self._passes = Passes()
-        self._apart: dict[Source, tuple[Source, ...]] = {}
+        self._apart: dict[int, tuple[int, ...]] = {}
         if self._splits:
             self.trace.backward_is_done = lambda *how: self._passes.done(self._mirrored, self._written(), *how)
         self.trace.asked_for_gradients = lambda *what: self._apart.update(
@@ -492,7 +492,7 @@ class DryRun:
         calls, computed, unheard = calls_of(self._passes.found, facts, named, self._mirrored)
         return evolve(
             facts, reads=tuple(self.trace.reads.done) if self.trace.reads.allowed else None, backward_calls=calls,
-            itself=self._itself(captured), follows=follows,
+            itself=self._itself(captured), follows=follows, unrelated=by_slot(self._apart, named),
             leaves={**facts.leaves, **dict.fromkeys(computed, False)}, asked=(*facts.asked, *unheard),
-            unrelated=self._apart, result_gradients=result_gradients, generators=tuple(self.trace.draws.named.values()),
+            result_gradients=result_gradients, generators=tuple(self.trace.draws.named.values()),
         )  # fmt: skip

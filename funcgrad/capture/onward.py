@@ -75,25 +75,35 @@ class Passes:
 
 
 def apart_from(
-    reals: Sequence[tuple[Source, Tensor]], mirrored: Mapping[int, Mirrored], outputs: Sequence[Any],
+    reals: Sequence[tuple[Source, Tensor]],
+    mirrored: Mapping[int, Mirrored],
+    outputs: Sequence[Any],
     targets: Sequence[Any],
-) -> dict[Source, tuple[Source, ...]]:  # fmt: skip
-    """The inputs of which the function differentiates something with respect to others: none of them may have been
-    computed from these outside, as eager PyTorch would go on through that history. Raises ``MutationError`` where
-    one was."""
+) -> dict[int, tuple[int, ...]]:
+    """The inputs of which the function differentiates something with respect to others, by identity: none of them may
+    have been computed from these outside, as eager PyTorch would go on through that history. Raises ``MutationError``
+    where one was."""
     own = {id(v) for v in targets}
-    asked = {id(t): (slot, t) for slot, t in reversed(reals) if not own.isdisjoint({id(t), id(mirrored[id(t)].seen)})}
+    asked = {id(t): t for _, t in reals if not own.isdisjoint({id(t), id(mirrored[id(t)].seen)})}
     if not asked:
         return {}
     roots = [v for v in outputs if isinstance(v, Tensor)]
     reached = {id(leaf) for leaf in (*roots, *leaves_below(list(filter(has_history, roots))))}
-    found: dict[Source, tuple[Source, ...]] = {}
+    found: dict[int, tuple[int, ...]] = {}
     for slot, tensor in reals:
         if tensor.requires_grad and id(tensor) not in asked and id(mirrored[id(tensor)].leaf) in reached:
-            if lead_to([tensor], [t for _, t in asked.values()]):
+            if lead_to([tensor], list(asked.values())):
                 raise refusals.ONWARD_TO_TARGET(slot, where=str(slot))
-            found[slot] = tuple(target for target, _ in asked.values())
+            found[id(tensor)] = tuple(asked)
     return found
+
+
+def by_slot(
+    apart: Mapping[int, Sequence[int]], named: Sequence[tuple[Source, Tensor]]
+) -> dict[Source, tuple[Source, ...]]:
+    """The same, as the inputs are called in the end."""
+    slots = {id(tensor): slot for slot, tensor in reversed(named)}
+    return {slots[own]: tuple(slots[target] for target in targets) for own, targets in apart.items()}
 
 
 _HEARD = "bool({0}._backward_hooks or {0}.retains_grad)"
