@@ -95,3 +95,16 @@ def test_a_training_step_that_returns_its_loss_with_its_history():
     assert step.cache_info().misses <= 3
     with pytest.raises(RuntimeError, match="second time"):
         step(x).backward()
+
+
+def test_dropout_between_layers_of_an_lstm_draws_what_eager_draws():
+    """PyTorch's formula of an LSTM leaves it out, silently."""
+    network = nn.LSTM(3, 4, num_layers=2, dropout=0.5)
+    compiled = fg.jit(lambda x: network(x)[0])
+    for length in (5, 7, 4):
+        x = torch.randn(length, 2, 3)
+        torch.manual_seed(0)
+        expected = network(x)[0]
+        torch.manual_seed(0)
+        torch.testing.assert_close(compiled(x), expected)
+    assert compiled.cache_info().misses == 2

@@ -64,8 +64,10 @@ def has_symbolic_steps(*args: Any) -> bool:
 
 
 def is_of_whole_layers(network: Any, *args: Any) -> bool:
-    """Whether oneDNN runs each layer at once."""
-    given, state = args[:2]
+    """Whether oneDNN runs each layer at once. Not with dropout between layers, which PyTorch's formula leaves out."""
+    given, state, _, _, num_layers, dropout, train = args[:7]
+    if num_layers > 1 and dropout and train:
+        return False
     is_here = network is torch.lstm and given.device.type == "cpu" and given.dtype is torch.float32
     return is_here and state[0].shape[2] == state[1].shape[2] and bool(torch.backends.mkldnn.enabled)
 
