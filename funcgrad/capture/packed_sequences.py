@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from .recurrent import CELLS, Cell, States, layers_of
+from .recurrent import CELLS, Cell, States, by_layers
 
 _UNSORTED = (
     "`lengths` array must be sorted in decreasing order when `enforce_sorted` is True, and each of it greater than 0"
@@ -83,37 +82,21 @@ def _recurrent(cell: Cell) -> Callable[..., Any]:
     """A recurrent network of packed sequences: each step of the longest is made for all, and a sequence that is over
     keeps its state."""
 
-    def call(
-        data: Tensor, batch_sizes: Tensor, state: Tensor | Sequence[Tensor], params: Sequence[Tensor], has_biases: bool,
-        num_layers: int,
-        dropout: float, train: bool, bidirectional: bool,
-    ) -> tuple[Tensor, ...]:  # fmt: skip
-        states = (state,) if isinstance(state, Tensor) else tuple(state)
-        steps, batch, directions = batch_sizes.shape[0], states[0].shape[1], 1 + bidirectional
+    def call(data: Tensor, batch_sizes: Tensor, state: Tensor | Sequence[Tensor], *network: Any) -> tuple[Tensor, ...]:
+        steps, batch = batch_sizes.shape[0], (state if isinstance(state, Tensor) else state[0]).shape[1]
         places = _places(batch_sizes, batch, _whole(data, batch_sizes))
         is_there = (torch.arange(batch) < batch_sizes[:, None]).to(data.device)
-        own = iter(zip(*(s.unbind(0) for s in states), strict=True))
-        of_layers = layers_of(params, has_biases, num_layers * directions)
-        last: list[States] = []
-        for layer in range(num_layers):
-            if layer and dropout and train:
-                data = torch.dropout(data, dropout, True)
-            made = []
-            for direction in range(directions):
-                (of_given, of_state), now = next(of_layers), next(own)
-                given = functional.linear(data, *of_given)
-                rows = (
-                    given.new_zeros(steps * batch, given.shape[1]).index_copy(0, places, given).view(steps, batch, -1)
-                )
-                hidden: list[Tensor] = []
-                for t in range(steps) if direction == 0 else reversed(range(steps)):
-                    made_now = cell(rows[t], now, of_state)
-                    now = tuple(torch.where(is_there[t][:, None], n, s) for n, s in zip(made_now, now, strict=True))
-                    hidden.append(now[0])
-                made.append(torch.cat(hidden if direction == 0 else hidden[::-1])[places])
-                last.append(now)
-            data = torch.cat(made, 1) if bidirectional else made[0]
-        return data, *(torch.stack(s) for s in zip(*last, strict=True))
+
+        def run(given: Tensor, now: States, of_state: Sequence[Any], is_reverse: bool) -> tuple[Tensor, States]:
+            rows = given.new_zeros(steps * batch, given.shape[1]).index_copy(0, places, given).view(steps, batch, -1)
+            hidden: list[Tensor] = []
+            for t in reversed(range(steps)) if is_reverse else range(steps):
+                made = cell(rows[t], now, of_state)
+                now = tuple(torch.where(is_there[t][:, None], n, s) for n, s in zip(made, now, strict=True))
+                hidden.append(now[0])
+            return torch.cat(hidden[::-1] if is_reverse else hidden)[places], now
+
+        return by_layers(run, data, state, *network)
 
     return call
 

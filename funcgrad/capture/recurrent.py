@@ -47,7 +47,33 @@ CELLS: Mapping[Any, Cell] = {
 }  # fmt: skip
 
 
-def layers_of(params: Sequence[Tensor], has_biases: bool, n: int) -> Iterator[tuple[Sequence[Tensor], Sequence[Any]]]:
+def by_layers(
+    run: Callable[[Tensor, States, Sequence[Any], bool], tuple[Tensor, States]], data: Tensor,
+    state: Tensor | Sequence[Tensor], params: Sequence[Tensor],
+    has_biases: bool, num_layers: int, dropout: float, train: bool, bidirectional: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """A recurrent network. ``run`` makes the results, and the last states, of one layer in one direction: of what its
+    steps are given, times its weights, the first states, the weights of these, and whether it begins at the end."""
+    states = (state,) if isinstance(state, Tensor) else tuple(state)
+    own = iter(zip(*(s.unbind(0) for s in states), strict=True))
+    of_layers = _weights_of_layers(params, has_biases, num_layers * (1 + bidirectional))
+    last: list[States] = []
+    for layer in range(num_layers):
+        if layer and dropout and train:
+            data = torch.dropout(data, dropout, True)
+        made = []
+        for is_reverse in (False, True)[: 1 + bidirectional]:
+            of_given, of_state = next(of_layers)
+            hidden, now = run(functional.linear(data, *of_given), next(own), of_state, is_reverse)
+            made.append(hidden)
+            last.append(now)
+        data = torch.cat(made, -1) if bidirectional else made[0]
+    return data, *(torch.stack(s) for s in zip(*last, strict=True))
+
+
+def _weights_of_layers(
+    params: Sequence[Tensor], has_biases: bool, n: int
+) -> Iterator[tuple[Sequence[Tensor], Sequence[Any]]]:
     """The weights of what each of ``n`` layers and directions is given, with their bias, and those of its state: with
     theirs, and what projects it."""
     each = len(params) // n
@@ -72,32 +98,19 @@ def is_of_whole_layers(network: Any, *args: Any) -> bool:
     return is_here and state[0].shape[2] == state[1].shape[2] and bool(torch.backends.mkldnn.enabled)
 
 
-def by_steps(
-    loop: Loop, cell: Cell, given: Tensor, state: Tensor | Sequence[Tensor], params: Sequence[Tensor],
-    has_biases: bool, num_layers: int, dropout: float, train: bool, bidirectional: bool, batch_first: bool,
-) -> tuple[Tensor, ...]:  # fmt: skip
+def by_steps(loop: Loop, cell: Cell, given: Tensor, *network: Any) -> tuple[Tensor, ...]:
     """A recurrent network, as a loop over the steps of each layer and direction."""
-    states = (state,) if isinstance(state, Tensor) else tuple(state)
-    data = given.transpose(0, 1) if batch_first else given
-    own = iter(zip(*(s.unbind(0) for s in states), strict=True))
-    of_layers = layers_of(params, has_biases, num_layers * (1 + bidirectional))
-    last: list[States] = []
-    for layer in range(num_layers):
-        if layer and dropout and train:
-            data = torch.dropout(data, dropout, True)
-        made = []
-        for is_reverse in (False, True)[: 1 + bidirectional]:
-            of_given, of_state = next(of_layers)
-            there = [w for w in of_state if w is not None]
+    *network_of_steps, batch_first = network
 
-            def body(*values: Tensor, of_state: Sequence[Any] = of_state) -> Sequence[Tensor]:
-                now, row, rest = values[: len(states)], values[len(states)], iter(values[len(states) + 1 :])
-                found = cell(row, now, [w if w is None else next(rest) for w in of_state])
-                return *found, found[0].clone()
+    def run(rows: Tensor, first: States, of_state: Sequence[Any], is_reverse: bool) -> tuple[Tensor, States]:
+        def body(*values: Tensor) -> Sequence[Tensor]:
+            now, row, rest = values[: len(first)], values[len(first)], iter(values[len(first) + 1 :])
+            found = cell(row, now, [w if w is None else next(rest) for w in of_state])
+            return *found, found[0].clone()
 
-            rows = functional.linear(data, *of_given)
-            *now, hidden = loop(body, next(own), [rows.flip(0) if is_reverse else rows], there)
-            made.append(hidden.flip(0) if is_reverse else hidden)
-            last.append(tuple(now))
-        data = torch.cat(made, 2) if bidirectional else made[0]
-    return data.transpose(0, 1) if batch_first else data, *(torch.stack(s) for s in zip(*last, strict=True))
+        there = [w for w in of_state if w is not None]
+        *last, hidden = loop(body, first, [rows.flip(0) if is_reverse else rows], there)
+        return hidden.flip(0) if is_reverse else hidden, tuple(last)
+
+    data, *last = by_layers(run, given.transpose(0, 1) if batch_first else given, *network_of_steps)
+    return data.transpose(0, 1) if batch_first else data, *last
