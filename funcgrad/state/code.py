@@ -32,7 +32,7 @@ _PAST_HOOKS = {"__getattribute__", "getattr_static", "__get__"}
 """Ways to read an attribute of an object of which its class does not hear."""
 _SETS_BY_NAME = {"setattr", "delattr", "__setattr__", "__delattr__"}
 _LOOK = {"isinstance", "issubclass", "super"}
-UNSEEN = {"globals", "locals", "eval", "exec", "open", "input"}
+UNSEEN = {"globals", "locals", "eval", "exec", "input"}
 """Builtins that read what no guard can watch."""
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from .guards import Guard, Met, Place
 from .impure import Generator, global_generators
 from .lines import reading_line
+from .settings import SETTINGS, Setting
 
 
 class Found:
@@ -41,6 +42,10 @@ class Found:
         self._having: dict[str, list[type]] = {}
         """The classes that have a member of this name themselves."""
         self.slots: dict[tuple[int, str], tuple[Place, Any]] = {}
+        self.settings = {setting: setting.place.read() for setting in SETTINGS}
+        """Those of the process that code may set."""
+        self._versions: dict[str, Setting] = {}
+        """Of files, by their paths."""
         self.unwatched: dict[int, tuple[Any, str]] = {}
         self.written: set[int] = set()
         """The identities of containers that were written to."""
@@ -85,6 +90,8 @@ class Found:
         """The lines that asked for the text of a tensor."""
         self.hooked: set[str] = set()
         """The lines that registered hooks on leaves, which outlive the call."""
+        self.outside: set[str] = set()
+        """What was done with files, processes and the network, with the lines."""
         self.told: dict[str, str] = {}
         """What is told of things by their names, where code uses them."""
         self._libraries: dict[int, tuple[types.ModuleType, str]] = {}

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
+import logging
 import os
 import sys
 import threading
@@ -26,7 +28,10 @@ class Listener(Protocol):
 
     def got(self, owner: Any, name: str, value: Any) -> None: ...
     def lacked(self, owner: Any, name: str) -> None: ...
-    def environment(self, key: str) -> None: ...
+    def environment(self, variables: Any, key: Any) -> None: ...
+    def asked_level(self, logger: logging.Logger) -> None: ...
+    def looked_into(self, path: str) -> None: ...
+    def done_outside(self, what: str) -> None: ...
 
 
 _listener: ContextVar[Listener | None] = ContextVar("funcgrad_listener", default=None)
@@ -50,6 +55,11 @@ def listening(listener: Listener | None) -> Iterator[None]:
         yield
     finally:
         _listener.reset(token)
+
+
+def current_listener() -> Listener | None:
+    """Whom this thread tells of what it reads."""
+    return _listener.get()
 
 
 def can_be_hooked(kind: type) -> bool:
@@ -113,37 +123,49 @@ def unhook(kind: type) -> None:
 
 
 def _is_torch(frame: Any) -> bool:
-    """Whether torch's own code asks, for what it was started with."""
-    while frame.f_globals.get("__name__") in ("os", "collections.abc"):
+    """Whether torch's own code asks, for what it was started with, or logs."""
+    while frame.f_globals.get("__name__") in ("os", "collections.abc", "logging"):
         frame = frame.f_back
-    return str(frame.f_globals.get("__name__")).partition(".")[0] == "torch"
+    return str(frame.f_globals.get("__name__")).partition(".")[0] in ("torch", "funcgrad")
+
+
+_Environment: Any = type(os.environ)
+_HEARD: tuple[tuple[Any, str, Callable[[Listener, Any, Any], None]], ...] = (
+    (_Environment, "__getitem__", lambda listener, variables, key: listener.environment(variables, key)),
+    # it may leave it as it was
+    (_Environment, "__setitem__", lambda listener, variables, key: listener.environment(variables, key)),
+    (logging.Logger, "isEnabledFor", lambda listener, logger, _: listener.asked_level(logger)),
+    (logging.Logger, "getEffectiveLevel", lambda listener, logger, _: listener.asked_level(logger)),
+)
 
 
 @contextlib.contextmanager
-def hooked_environment() -> Iterator[None]:
-    """Inside, reads of environment variables are told, too; and writes, before they happen: one may leave the value
-    as it was."""
-    kind: Any = type(os.environ)
+def hooked_process() -> Iterator[None]:
+    """Inside, reads of environment variables, and of what loggers let pass, are told, too; and writes of variables,
+    before they happen."""
     with _lock:
-        entry = _hooked.setdefault(kind, [0, (kind.__getitem__, kind.__setitem__)])
+        entry = _hooked.setdefault(_Environment, [0, [getattr(kind, name) for kind, name, _ in _HEARD]])
         entry[0] += 1
         if entry[0] == 1:
 
-            def told(original: Callable[..., Any]) -> Callable[..., Any]:
-                def call(environment: Any, key: str, *value: str) -> Any:
+            def told(original: Callable[..., Any], tell: Callable[[Listener, Any, Any], None]) -> Callable[..., Any]:
+                @functools.wraps(original)
+                def call(owner: Any, *args: Any) -> Any:
                     listener = _listener.get()
                     if listener is not None and not _is_torch(sys._getframe(1)):
-                        listener.environment(key)
-                    return original(environment, key, *value)
+                        tell(listener, owner, args[0] if args else None)
+                    return original(owner, *args)
 
                 return call
 
-            kind.__getitem__, kind.__setitem__ = map(told, entry[1])
+            for (kind, name, tell), original in zip(_HEARD, entry[1], strict=True):
+                setattr(kind, name, told(original, tell))
     try:
         yield
     finally:
         with _lock:
             entry[0] -= 1
             if entry[0] == 0:
-                del _hooked[kind]
-                kind.__getitem__, kind.__setitem__ = entry[1]
+                del _hooked[_Environment]
+                for (kind, name, _), original in zip(_HEARD, entry[1], strict=True):
+                    setattr(kind, name, original)

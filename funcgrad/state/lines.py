@@ -37,7 +37,7 @@ def user_line() -> str | None:
     frame = sys._getframe(1)
     while frame is not None:
         if is_user_file(frame.f_code.co_filename):
-            return _line(frame.f_code, frame.f_lineno)
+            return line_of(frame.f_code, frame.f_lineno)
         frame = frame.f_back  # type: ignore[assignment]
     return None
 
@@ -48,12 +48,12 @@ def reading_line() -> str | None:
     while frame is not None:
         name = frame.f_code.co_filename
         if is_user_file(name) and (not name.startswith(_STANDARD) or is_installed_file(name)):
-            return _line(frame.f_code, frame.f_lineno)
+            return line_of(frame.f_code, frame.f_lineno)
         frame = frame.f_back  # type: ignore[assignment]
     return None
 
 
-def _line(code: types.CodeType, line: int | None) -> str:
+def line_of(code: types.CodeType, line: int | None) -> str:
     return f"{short_name(code.co_filename)}:{line} in {code.co_name}"
 
 
@@ -80,13 +80,13 @@ class Lines:
         for code in map(_with_nested, self.codes):
             for own in code:
                 if base in own.co_varnames[: own.co_argcount + own.co_kwonlyargcount] and "." not in name:
-                    yield _line(own, own.co_firstlineno)  # a default
+                    yield line_of(own, own.co_firstlineno)  # a default
                 steps = without_padding(own) if base in (*own.co_names, *own.co_freevars, *own.co_cellvars) else []
                 for at, step in enumerate(steps):
                     if step.opname in loads and step.argval == base:
                         near = use_at(steps, at).keys
                         if keys is None or keys[: len(near)] == near[: len(keys)]:
-                            yield _line(own, step.positions.lineno if step.positions else None)
+                            yield line_of(own, step.positions.lineno if step.positions else None)
 
 
 def _with_nested(code: types.CodeType) -> list[types.CodeType]:

@@ -8,7 +8,7 @@ import builtins
 import functools
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .code import Mentions, mentions, together
@@ -18,10 +18,29 @@ from .impure import is_iterator
 from .names import LIBRARIES, found_on, is_installed_file, is_library, is_of_library, is_of_trace, joined, package
 from .reached import C_FUNCTIONS, Reached
 from .renamed import original
+from .settings import Setting, flag_of, settings_of
 from .values import holds_tensors
 
 _STREAMS = {"stdin", "stdout", "stderr"}
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+
+
+def _roots(function: types.FunctionType, said: Mentions) -> Iterator[tuple[Any, tuple[str, ...]]]:
+    """What code names by itself or by attributes of it: a value, and these names; the first is that of the value."""
+    aliases = dict(said.aliases)
+    held = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    for names in sorted(said.chains):
+        root = names[0]
+        value = sys.modules.get(aliases.get(root, root)) if root in aliases or root in said.imports else None
+        if value is None and root in held:
+            value = Place("cell", held[root], None, root).read()
+        elif value is None:
+            value = function.__globals__.get(root)
+        yield value, names
+
+
+def _is_module_of_library(value: Any) -> bool:
+    return isinstance(value, types.ModuleType) and package(value.__name__) in LIBRARIES
 
 
 class Mentioned(Reached):
@@ -106,6 +125,7 @@ class Mentioned(Reached):
                 self._module(held, said, variable, own)
         if own:
             self._of_libraries(function, said)
+        self._settings(function, said)
         for module in sorted(said.imports):
             if module in sys.modules:
                 if package(module) not in LIBRARIES:
@@ -147,24 +167,38 @@ class Mentioned(Reached):
     def _of_libraries(self, function: types.FunctionType, said: Mentions) -> None:
         """What the caller's own code names in modules of libraries (``torch.nn.functional.relu``): somebody may put
         another there. What libraries name among themselves is theirs."""
-        aliases = dict(said.aliases)
-        held = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-        for root, *names in sorted(said.chains):
-            value = sys.modules.get(aliases.get(root, root)) if root in aliases or root in said.imports else None
-            if value is None and root in held:
-                value = Place("cell", held[root], None, root).read()
-            elif value is None:
-                value = function.__globals__.get(root)
-            called = root
+        for value, (called, *names) in _roots(function, said):
             for name in names:
-                if not isinstance(value, types.ModuleType) or package(value.__name__) not in LIBRARIES:
+                if not _is_module_of_library(value):
                     break
                 value = self._library_member(value, name, called := joined(called, name))
             else:
-                if isinstance(value, types.ModuleType) and package(value.__name__) in LIBRARIES:
+                if _is_module_of_library(value):
                     self.see(value, called)
             if isinstance(value, type) and is_library(value):  # nn.Linear.forward(module, x)
                 self._library_class(value, names[-1:])
+
+    def _settings(self, function: types.FunctionType, said: Mentions) -> None:
+        """The settings of the process for which code asks, or that it sets, in the caller's own and in installed
+        packages."""
+        for value, (called, *names) in _roots(function, said):
+            for name in names:
+                owner, called = value, joined(called, name)
+                self._flag(flag_of(owner, name, called))
+                value = vars(owner).get(name) if _is_module_of_library(owner) else None
+            for setting in settings_of(value):
+                self._setting(setting)
+            for name in said.assigned:
+                self._flag(flag_of(value, name, joined(called, name)))
+
+    def _flag(self, flag: Setting | None) -> None:
+        if flag is not None:
+            self.settings.setdefault(flag, flag.place.read())
+            self._setting(flag)
+
+    def _setting(self, setting: Setting) -> None:
+        if (value := setting.place.read()) is not MISSING:
+            self._guard(Guard.of(setting.place, value))
 
     def _library_member(self, module: types.ModuleType, name: str, called: str) -> Any:
         """What stands in a module of a library, guarded; ``MISSING`` where it is what a trace has put there."""

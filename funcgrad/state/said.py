@@ -6,6 +6,7 @@ import re
 
 from .guards import Guard
 from .names import package
+from .settings import Setting
 
 
 def shown(guard: Guard) -> str:
@@ -18,5 +19,6 @@ def is_read(guard: Guard) -> bool:
     if place.kind == "class":
         return guard.how != "absent" and not hasattr(type(guard.value), "__get__")
     if place.kind == "slot":  # not the derivatives that an opaque call was given
-        return not place.key.startswith("__") and package(type(place.owner).__module__) != "funcgrad"
+        is_derivative = package(type(place.owner).__module__) == "funcgrad" and not isinstance(place.owner, Setting)
+        return not place.key.startswith("__") and not is_derivative
     return place.kind != "type"

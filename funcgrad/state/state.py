@@ -291,5 +291,8 @@ def _put_back(guard: Guard) -> Any:
     if is_gone or place.kind in ("itself", "type", "default") or guard.how in ("present", "one", "apart", "a tensor"):
         raise refusals.CHANGED_BEFORE_BACKWARD(place, guard.explain(), where=str(place))
     was = guard.value() if guard.how == "tensor" else guard.value
-    place.write(MISSING if guard.how == "absent" else was)
+    try:
+        place.write(MISSING if guard.how == "absent" else was)
+    except AttributeError as error:  # a setting that nobody can set: the version of a file
+        raise refusals.CHANGED_BEFORE_BACKWARD(place, guard.explain(), where=str(place)) from error
     return lambda: place.write(now)

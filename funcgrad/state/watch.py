@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-import os
+import logging
 import re
 import sys
 import types
@@ -31,10 +31,11 @@ from .buffers import held_by, is_buffer
 from .caches import entries_of
 from .code import Mentions, builtins_in, loads_of, mentions, together
 from .conversions import Globals, converting, own_names
+from .files import hearing_of_files, version_of
 from .given import OF_ITEMS, given_of
 from .guards import MISSING, Guard, Met, Place
-from .hooks import hooked_environment, listening, unhook
-from .impure import Generator, asks_clock, put_back, warn_of_clocks
+from .hooks import hooked_process, listening, unhook
+from .impure import Generator, asks_clock, levels_of, put_back, warn_of_clocks
 from .lines import Lines
 from .names import (
     LIBRARIES,
@@ -92,7 +93,8 @@ class Watch(Assumed):
     # ── around the run ───────────────────────────────────────────────────────────────────────────────────────────
 
     def __enter__(self) -> Watch:
-        self._stack.enter_context(hooked_environment())
+        self._stack.enter_context(hooked_process())
+        self._stack.enter_context(hearing_of_files())
         self._stack.enter_context(listening(self))
         asks = self.notes_what_runs or self._has_unseen
         if asks or self._is_in_backward:
@@ -295,6 +297,7 @@ class Watch(Assumed):
             met.update({key: _renewed(own) for key, own in met.items()})
         for held in (self.globals, self.cells, self.slots):
             held.update({key: (place, place.read()) for key, (place, _) in held.items()})  # type: ignore[attr-defined, misc]
+        self.settings = {setting: setting.place.read() for setting in self.settings}
         self.classes = {
             kind: {k: v for k, v in kind.__dict__.items() if not k.startswith("__")} for kind in self.classes
         }
@@ -345,12 +348,29 @@ class Watch(Assumed):
             self._guard(Guard.absent(Place("item", own, name, shown)))
             self._absent_on_class(type(owner), name, shown)
 
-    def environment(self, key: str) -> None:
-        """An environment variable was read."""
-        place = Place("environ", os.environ, key, f"os.environ[{key!r}]")
+    def environment(self, variables: Any, key: Any) -> None:
+        """An environment variable was read, of ``os.environ`` or ``os.environb``."""
+        place = Place("environ", variables, key, f"os.environ{'b' * isinstance(key, bytes)}[{key!r}]")
         with listening(None):
             self._hear(place.name)
-            self._guard(Guard.of(place, place.read()))
+            if (value := place.read()) is not MISSING:  # else it raises: a key that is no text
+                self._guard(Guard.of(place, value))
+
+    def asked_level(self, logger: logging.Logger) -> None:
+        """It was asked what a logger lets pass."""
+        with listening(None):
+            for place in levels_of(logger, f"logging.getLogger({logger.name!r})"):
+                self._guard(Guard.of(place, place.read()))
+
+    def looked_into(self, path: str) -> None:
+        """A file was read, or asked for what it is."""
+        version = self._versions.setdefault(path, version_of(path))
+        self._hear(version.name)
+        self._guard(Guard.of(version.place, version.value))
+
+    def done_outside(self, what: str) -> None:
+        """Something was done with files, processes or the network, that a guard knows nothing of."""
+        self.outside.add(what)
 
     def _got(self, owner: Any, name: str, value: Any, by_library: bool) -> None:
         own, shown = attributes_of(owner), joined(self._name(owner), name)
@@ -447,6 +467,8 @@ class Watch(Assumed):
             )
         for line in sorted(self.hooked):
             _warn_once(self._root, f"the function registers a hook on a leaf that it is given ({line}): {_HOOKED}")
+        for what in sorted(self.outside):
+            _warn_once(self._root, what)
         warn_of_clocks(ran)
         for function in ran:
             for name in builtins_in(mentions(original(function.__code__)).unseen, function.__globals__):

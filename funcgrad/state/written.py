@@ -106,6 +106,9 @@ class Written:
         for kind, had in watch.classes.items():
             self._class(kind, had)
         self._environment()
+        for setting, before in watch.settings.items():
+            if not same(before, now := setting.place.read()):
+                self._place(setting.place, before, now)
         self.effects += [self._with_texts(effect, shown) for effect in effects_of(printed)]
         self._back.extend(cache.cache_clear for cache, _, _ in watch.caches if keeps_traced(cache))
 
