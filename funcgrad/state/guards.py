@@ -125,6 +125,8 @@ class Place:
 
     def expression(self, constant: Constant) -> str:
         """Python that reads it; ``constant`` names objects."""
+        if self.kind == "class" and isinstance(self.owner, type):  # a live view, where each __dict__ makes another one
+            return f"{constant(self.owner.__dict__)}[{self.key_text(constant)}]"
         key = self.key if self.kind == "slot" else self.key_text(constant)
         return _TEXT[self.kind].format(owner=self._owner_text(constant), key=key)
 
@@ -339,7 +341,8 @@ class Guard:
     def fails(self, constant: Constant) -> str:
         """Python that is true where it does not hold; what is among ``GONE`` means so, too."""
         if self.how == "absent":
-            owner = constant(self.place.owner) + (".__dict__" if self.place.kind == "class" else "")
+            is_of_class = self.place.kind == "class"
+            owner = constant(self.place.owner.__dict__ if is_of_class else self.place.owner)
             if self.place.kind in ("item", "class"):
                 return f"{self.place.key_text(constant)} in {owner}"
             if self.place.kind == "context":

@@ -15,7 +15,17 @@ from .code import Mentions, mentions, together
 from .conversions import is_stand_in, own_names
 from .guards import MISSING, Guard, Met, Place
 from .impure import is_iterator
-from .names import LIBRARIES, found_on, is_installed_file, is_library, is_of_library, is_of_trace, joined, package
+from .names import (
+    LIBRARIES,
+    found_on,
+    is_installed_file,
+    is_installed_function,
+    is_library,
+    is_of_library,
+    is_of_trace,
+    joined,
+    package,
+)
 from .reached import C_FUNCTIONS, Reached
 from .renamed import original
 from .settings import Setting, flag_of, settings_of
@@ -67,6 +77,7 @@ class Mentioned(Reached):
     def _function(self, function: types.FunctionType, name: str) -> None:
         code = original(function.__code__)
         said, is_library_code = mentions(code), package(function.__globals__.get("__name__")) in LIBRARIES
+        own = not is_installed_function(function)
         if not is_library_code:
             self._used |= said.used
             self._looked_at |= said.uses.keys()
@@ -76,6 +87,8 @@ class Mentioned(Reached):
             self.cells.setdefault(id(cell), (place, value))
             if isinstance(value, types.ModuleType):  # looked into below
                 self._guard(Guard.of(place, value))
+            elif not own and isinstance(value, types.FunctionType) and is_installed_function(value):
+                self.see(value, variable)  # a decorator's: of installed packages, data is guarded, not functions
             elif value is not MISSING and variable != "__class__":
                 self._value(place, value)
         if hasattr(function, "__wrapped__"):
@@ -84,8 +97,7 @@ class Mentioned(Reached):
         if is_library_code:
             return
         if function.__defaults__:
-            self._defaults(function, function.__defaults__)
-        own = not is_installed_file(code.co_filename)
+            self._defaults(function, function.__defaults__, own)
         if code.co_kwonlyargcount:
             given = function.__kwdefaults__
             self._guard(
@@ -132,14 +144,15 @@ class Mentioned(Reached):
                     self._guard(Guard.of(Place("item", sys.modules, module, module), sys.modules[module]))
                 self._module(sys.modules[module], said, module, own)
 
-    def _defaults(self, function: types.FunctionType, defaults: tuple[Any, ...]) -> None:
-        """Defaults may be exchanged; those that are tensors are read from where they live."""
+    def _defaults(self, function: types.FunctionType, defaults: tuple[Any, ...], own: bool) -> None:
+        """Defaults of own functions may be exchanged; those that are tensors are read from where they live."""
         names = function.__code__.co_varnames[: function.__code__.co_argcount][-len(defaults) :]
         if any(map(holds_tensors, defaults)) or any(map(is_iterator, defaults)):
             for i, (name, value) in enumerate(zip(names, defaults, strict=True)):
                 self._value(Place("default", function, i, name), value)
             return
-        self._guard(Guard.of(Place("slot", function, "__defaults__", f"defaults of {function.__name__}"), defaults))
+        if own:
+            self._guard(Guard.of(Place("slot", function, "__defaults__", f"defaults of {function.__name__}"), defaults))
         for name, value in zip(names, defaults, strict=True):
             self.see(value, name)
 

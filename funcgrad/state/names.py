@@ -98,6 +98,14 @@ def is_installed_file(path: str) -> bool:
     return any(site in path for site in _SITES)
 
 
+def is_installed_function(function: types.FunctionType) -> bool:
+    """Whether a function is of an installed package: of generated code (a dataclass's), by the module it is in."""
+    path = function.__code__.co_filename
+    if path.startswith("<"):
+        path = str(function.__globals__.get("__file__", ""))
+    return is_installed_file(path)
+
+
 def is_installed(kind: type) -> bool:
     """Whether a class is of an installed package, whose functions nobody exchanges."""
     module = sys.modules.get(kind.__module__)
