@@ -17,6 +17,7 @@ from ..torch_private.fakes import (
     is_known_look,
     lookalikes,
     on_fakes,
+    size_kind,
 )
 from ..torch_private.modes import without_function_modes
 
@@ -27,31 +28,34 @@ class Results:
     """Calls operators on the fake tensors of one trace.
 
     PyTorch keeps such results, too, but its key for a call and its copy of a result take ten times as long as these. As
-    there, what is known is known to every trace.
+    there, what is known is known to every trace, but for what is known of sizes that are symbols.
     """
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode
+        self._own: dict[Hashable, Maker | None] = {}
 
     def __call__(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         looks = is_known_look(op) and isinstance(args[0], FakeTensor)
         kind = _kind_of_call(op, args, kwargs, looks) if looks or is_known_by_kinds(op) else None
         if kind is None:
             return on_fakes(op, args, kwargs)
-        make = makers.get(kind)
+        known = makers if self._mode.shape_env is None else self._own
+        make = known.get(kind)
         if make is not None:
             with without_function_modes():
                 return make(self._mode, args[0] if looks else None)
         out = on_fakes(op, args, kwargs)
-        if kind not in makers:
-            if len(makers) >= _AT_MOST:
-                makers.clear()
+        if kind not in known:
+            if len(known) >= _AT_MOST:
+                known.clear()
             with without_function_modes():
-                makers[kind] = _maker(out, args[0] if looks else None)
+                known[kind] = _maker(out, args[0] if looks else None)
         return out
 
 
-makers: dict[Hashable, Callable[[FakeTensorMode, Any], Any] | None] = {}
+Maker = Callable[[FakeTensorMode, Any], Any]
+makers: dict[Hashable, Maker | None] = {}
 """What makes the result of a kind of call (None: nothing does), for a mode and, of a view, the tensor it looks at."""
 
 _AT_MOST = 1 << 15
@@ -62,7 +66,8 @@ def _kind_of_call(op: Any, args: Sequence[Any], kwargs: dict[str, Any], looks: b
     with without_function_modes():  # sizes are read of the fakes themselves
         try:
             named = tuple((name, _kind(value)) for name, value in kwargs.items())
-            return op, ambient_kind(), args[0].storage_offset() if looks else None, *map(_kind, args), named
+            offset = size_kind(args[0].storage_offset()) if looks else None
+            return op, ambient_kind(), offset, *map(_kind, args), named
         except _NoKindError:
             return None
 
@@ -78,6 +83,8 @@ def _kind(value: Any) -> Hashable:
             return kind
     elif isinstance(value, (list, tuple)):
         return tuple(map(_kind, value))
+    elif isinstance(value, torch.SymInt):
+        return size_kind(value)
     elif type(value) in _BY_VALUE:
         return type(value), value  # 1 and 1.0 are equal, and promoted otherwise
     raise _NoKindError

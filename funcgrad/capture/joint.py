@@ -32,6 +32,7 @@ from ..state.conversions import converting_symbols, measuring_symbols
 from ..state.watch import Watch
 from ..symbolic.torch_sizes import shape_of, strides_of
 from ..tags import Tag, tag
+from ..torch_private.symbols import expression
 from .backward import traced_with_backward
 from .facts import why_sizes_are_known
 from .inner import Inner, Ran, inputs_of
@@ -261,6 +262,12 @@ def _look(node: fx.Node) -> tuple[Any, ...] | None:
     value = value_of(node)
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
         return None
-    # symbolic ones by what they say: that leaves no guard
+    # symbolic ones by their expressions: that leaves no guard
     sizes = *value.shape, *value.stride(), value.storage_offset()
-    return (value.ndim, *map(str, sizes), value.dtype, value.is_conj(), value.is_neg())
+    return (
+        value.ndim,
+        *(n if isinstance(n, int) else expression(n) for n in sizes),
+        value.dtype,
+        value.is_conj(),
+        value.is_neg(),
+    )

@@ -65,14 +65,19 @@ class Index:
 
     terms: tuple[tuple[Atom, int], ...] = ()
     const: int = 0
-    range: tuple[int, int] = field(init=False, eq=False)
+    _range: tuple[int, int] | None = field(init=False, eq=False, repr=False, default=None)
 
-    def __attrs_post_init__(self) -> None:
-        low = high = self.const
-        for atom, by in self.terms:
-            a, b = atom.range
-            low, high = (low + a * by, high + b * by) if by > 0 else (low + b * by, high + a * by)
-        object.__setattr__(self, "range", (low, high))
+    @property
+    def range(self) -> tuple[int, int]:
+        """The least and the greatest value: found when it is asked for, as most indices are steps to others."""
+        if self._range is None:
+            low = high = self.const
+            for atom, by in self.terms:
+                a, b = atom.range
+                low, high = (low + a * by, high + b * by) if by > 0 else (low + b * by, high + a * by)
+            object.__setattr__(self, "_range", (low, high))
+            return low, high
+        return self._range
 
     def __add__(self, other: Index | int) -> Index:
         if not isinstance(other, Index):
@@ -165,23 +170,24 @@ def substitute(index: Index, values: Mapping[Axis, Index]) -> Index:
         return index
     if is_shifted_axis(index) and not index.const and isinstance(axis := index.terms[0][0], Axis) and axis in values:
         return values[axis]
-    result = Index((), index.const)
-    for atom, by in index.terms:
+    new: list[Index] = []
+    for atom, _ in index.terms:
         if isinstance(atom, Axis):
-            new = values[atom] if atom in values else at_axis(atom)
+            new.append(values[atom] if atom in values else at_axis(atom))
         else:
             inside = substitute(atom.of, values)
-            new = inside // atom.by if isinstance(atom, Quotient) else inside % atom.by
-        result = result + new * by
-    return result
+            new.append(inside // atom.by if isinstance(atom, Quotient) else inside % atom.by)
+    return flat(new, [by for _, by in index.terms], index.const)
 
 
 def flat(indices: Sequence[Index], strides: Sequence[int], offset: int = 0) -> Index:
     """Where in memory an element lies."""
-    result = Index((), offset)
+    found: dict[Atom, int] = {}
     for index, stride in zip(indices, strides, strict=True):
-        result = result + index * stride
-    return result
+        for atom, by in index.terms:
+            found[atom] = found.get(atom, 0) + by * stride
+        offset = offset + index.const * stride
+    return _normal(found, offset)
 
 
 def unravel(index: Index, shape: Sequence[int]) -> tuple[Index, ...]:

@@ -150,7 +150,7 @@ def _value(node: fx.Node, values: Mapping[fx.Node, Any], device: torch.device, r
         is_there = t.device == device or (t.ndim == 0 and t.device == _CPU and not any(t is m for m in made))
         if not is_there or t.dtype not in SUPPORTED:
             return f"a tensor of dtype {t.dtype} on {t.device}"
-        if t.numel() == 0:
+        if any(size == 0 for size in shape_of(t)):
             return "there is nothing to compute: a tensor is empty"
     try:
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: _argument(values[n]))

@@ -62,6 +62,7 @@ class Sizes:
     """What was computed of sizes, and asked of them: a graph asks the same for each of its layers."""
     _ranges: dict[Any, Any] = field(factory=dict)
     """What was found by the ranges of symbols, as they are known now."""
+    _texts: dict[Any, str] = field(factory=dict)
     _learnt: int = 0
     _closed: tuple[str, ...] | None = None
 
@@ -77,6 +78,13 @@ class Sizes:
         if found is None:
             found = self._sizes[key] = Size(self, terms, hash((id(self), key)))
         return found
+
+    def text_of(self, value: SymInt) -> str:
+        """A size of torch's as one reads it, in terms of what it is a size of."""
+        expr = expression(value)
+        if expr not in self._texts:
+            self._texts[expr] = str(value)
+        return self.named(self._texts[expr])
 
     def named(self, text: str) -> str:
         """A text that is read, with what symbols are sizes of in their place, where it says how Python, C or torch
@@ -154,10 +162,10 @@ class Sizes:
     def _learn(self) -> None:
         """What torch was asked, and answered, so that it holds in every call: what divides which symbols, and which
         are equal."""
-        asked = guard_expressions(self._environment) if self._environment is not None else []
-        if self._reads and len(asked) > self._learnt:
+        asked = guard_expressions(self._environment, self._learnt) if self._environment is not None else []
+        if self._reads and asked:
             self._learn_order()
-        for condition in asked[self._learnt :]:
+        for condition in asked:
             if not str(condition).startswith(_DIVIDES):
                 continue
             of, by = condition.args[0].args
@@ -168,7 +176,7 @@ class Sizes:
                 self._known.clear()
                 self._results.clear()
                 self._ranges.clear()
-        self._learnt = len(asked)
+        self._learnt += len(asked)
 
     def _learn_order(self) -> None:
         earlier: dict[str, str] = {}
@@ -274,16 +282,20 @@ class Size:
         self.hint = sizes.hint_of(terms)
 
     def _combined(self, other: Any, terms: Callable[[Terms, Terms], Terms]) -> Any:
-        if isinstance(other, float):
+        key: Any
+        if type(other) is Size and other._sizes is self._sizes:
+            key = terms, id(self), (id(other),)
+        elif type(other) is int or type(other) is bool:
+            key = terms, id(self), other
+        elif isinstance(other, float):
             raise SizeError(self._sizes.named(f"{self!r} and {other!r} make no whole number"))
-        if not (type(other) is int or type(other) is bool or (isinstance(other, Size) and other._sizes is self._sizes)):
+        else:
             return NotImplemented
-        results, key = self._sizes._results, (terms, id(self), other if isinstance(other, int) else (id(other),))
-        if key not in results:
-            results[key] = _made(
-                self._sizes, terms(self._terms, {} if type(other) is int and not other else terms_of(other))
-            )
-        return results[key]
+        found = self._sizes._results.get(key)
+        if found is None:
+            own = {} if type(other) is int and not other else terms_of(other)
+            found = self._sizes._results[key] = _made(self._sizes, terms(self._terms, own))
+        return found
 
     def __add__(self, other: Any) -> Any:
         return self._combined(other, added)
@@ -404,7 +416,9 @@ def hint(size: Any) -> int:
 
 def sizes_of(environment: Any) -> Sizes:
     """What is known of the sizes in an environment of torch's."""
-    found: Sizes = vars(environment).setdefault("funcgrad_sizes", Sizes(environment))  # they go together
+    found: Sizes | None = vars(environment).get("funcgrad_sizes")
+    if found is None:
+        found = vars(environment)["funcgrad_sizes"] = Sizes(environment)  # they go together
     return found
 
 
@@ -437,13 +451,14 @@ def _made(sizes: Sizes, terms: Terms) -> int | Size:
 def _split(of: Any, by: Any) -> tuple[Any, Any]:
     """``divmod(of, by)``: the terms that ``by`` divides are divided; of the others, what is smaller than ``by`` is
     the remainder."""
-    if not all(isinstance(n, (int, Size)) for n in (of, by)):
+    if not (isinstance(of, (int, Size)) and isinstance(by, (int, Size))):
         return NotImplemented, NotImplemented
-    sizes = of._sizes if isinstance(of, Size) else by._sizes
-    key = tuple(n if isinstance(n, int) else (id(n),) for n in (of, by))
-    if key not in sizes._ranges:
-        sizes._ranges[key] = _divided(sizes, of, by)
-    return sizes._ranges[key]  # type: ignore[no-any-return]
+    sizes: Sizes = (of if isinstance(of, Size) else by)._sizes  # type: ignore[union-attr]
+    key = of if isinstance(of, int) else (id(of),), by if isinstance(by, int) else (id(by),)
+    found = sizes._ranges.get(key)
+    if found is None:
+        found = sizes._ranges[key] = _divided(sizes, of, by)
+    return found  # type: ignore[no-any-return]
 
 
 def _divided(sizes: Sizes, of: Any, by: Any) -> tuple[Any, Any]:

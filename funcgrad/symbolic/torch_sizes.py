@@ -12,7 +12,7 @@ from .sizes import plain, sizes_of
 
 def size_text(value: Any) -> str:
     """A size as one reads it; where it is symbolic, in terms of what it is a size of."""
-    return sizes_of(shape_environment(value)).named(str(value)) if isinstance(value, SymInt) else str(value)
+    return sizes_of(shape_environment(value)).text_of(value) if isinstance(value, SymInt) else str(value)
 
 
 def shape_of(tensor: Any) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ import functools
 import logging
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -214,17 +214,23 @@ def ambient_kind() -> tuple[Any, ...]:
 
 
 def fake_kind(fake: FakeTensor) -> tuple[Any, ...] | None:
-    """All that a result depends on but values; None for one that knows its value, or whose sizes are symbols."""
-    if (
-        type(fake) is not FakeTensor
-        or fake.constant is not None
-        or fake.requires_grad
-        or fake._has_symbolic_sizes_strides
-    ):
+    """All that a result depends on but values; None for one that knows its value. Sizes that are symbols are known by
+    their expressions, which mean something among the fake tensors of one mode alone."""
+    if type(fake) is not FakeTensor or fake.constant is not None or fake.requires_grad:
         return None
     if fake.layout is not torch.strided:
         return None
-    return dispatch_bits(fake), fake.dtype, fake.shape, fake.stride(), fake.fake_device
+    sizes: Any = fake.shape
+    strides: Any = fake.stride()
+    if fake._has_symbolic_sizes_strides:
+        sizes, strides = tuple(map(size_kind, sizes)), tuple(map(size_kind, strides))
+    return dispatch_bits(fake), fake.dtype, sizes, strides, fake.fake_device
+
+
+def size_kind(size: int | torch.SymInt) -> Hashable:
+    """A size as it is told from others: a symbol by its expression, as PyTorch's own cache has it, but without what
+    is known of it since (that one symbol is another), which takes long to look up and makes no other size."""
+    return size if isinstance(size, int) else (torch.SymInt, size.node._expr)
 
 
 def lookalikes(fake: Any, base: FakeTensor | None = None) -> Callable[[FakeTensorMode, Any], FakeTensor] | None:
@@ -238,7 +244,7 @@ def lookalikes(fake: Any, base: FakeTensor | None = None) -> Callable[[FakeTenso
         base is not None and (fake is base or is_zero_tensor(base) or storage_id(fake) != storage_id(base))
     ):
         return None
-    _, dtype, sizes, strides, device = kind
+    dtype, sizes, strides, device = fake.dtype, fake.shape, fake.stride(), fake.fake_device
     noted = {name: value for name, value in vars(fake).items() if name != "fake_mode"}
     offset, conjugated, negated, zero = fake.storage_offset(), fake.is_conj(), fake.is_neg(), is_zero_tensor(fake)
 
@@ -263,7 +269,8 @@ def lookalikes(fake: Any, base: FakeTensor | None = None) -> Callable[[FakeTenso
         return new
 
     again = make(fake.fake_mode, base)
-    return make if fake_kind(again) == kind and again.storage_offset() == offset else None
+    is_alike = fake_kind(again) == kind and size_kind(again.storage_offset()) == size_kind(offset)
+    return make if is_alike else None
 
 
 without_modes: Callable[[], contextlib.AbstractContextManager[Any]] = _disable_current_modes

@@ -205,9 +205,9 @@ def sizes_are_symbols() -> bool:
     return _symbolic.get()
 
 
-def guard_expressions(env: ShapeEnv) -> list[Any]:
-    """The sympy conditions a trace relied on."""
-    return [guard.expr for guard in env.guards]
+def guard_expressions(env: ShapeEnv, first: int = 0) -> list[Any]:
+    """The sympy conditions a trace relied on, from one on."""
+    return [guard.expr for guard in env.guards[first:]]
 
 
 def python_text(expr: Any) -> str:
