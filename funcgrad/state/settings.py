@@ -103,13 +103,16 @@ SETTINGS = (
 )
 """What functions set, too."""
 _IN_TORCH = (
-    "get_num_interop_threads", "get_autocast_cpu_dtype", "get_autocast_gpu_dtype", "backends.cuda.flash_sdp_enabled",
-    "backends.cuda.mem_efficient_sdp_enabled", "backends.cuda.math_sdp_enabled", "backends.cuda.cudnn_sdp_enabled",
+    "get_num_interop_threads", "backends.cuda.flash_sdp_enabled", "backends.cuda.mem_efficient_sdp_enabled",
+    "backends.cuda.math_sdp_enabled", "backends.cuda.cudnn_sdp_enabled",
     "backends.cuda.preferred_linalg_library", "backends.mha.get_fastpath_enabled", "distributed.is_initialized",
     "distributed.get_rank", "distributed.get_world_size", "distributed.get_backend",
 )  # fmt: skip
-_DEVICES = ("cpu", "cuda")
-"""Those that a function may name where torch answers by device."""
+_BY_DEVICE = (
+    (torch.get_autocast_dtype, {"cpu": torch.get_autocast_cpu_dtype, "cuda": torch.get_autocast_gpu_dtype}),
+    (torch.is_autocast_enabled, {"cpu": torch.is_autocast_cpu_enabled, "cuda": torch.is_autocast_enabled}),
+)
+"""Where torch answers by device: those that a function may name, and what asked for it once, which warns."""
 
 
 def _asked() -> Iterator[Setting]:
@@ -119,10 +122,10 @@ def _asked() -> Iterator[Setting]:
             yield Setting(f"torch.{path}()", operator.attrgetter(path)(torch))
         except AttributeError:  # a torch without torch.distributed
             continue
-    for by_device in (torch.get_autocast_dtype, torch.is_autocast_enabled):
-        for device in _DEVICES:
+    for by_device, devices in _BY_DEVICE:
+        for device, once in devices.items():
             ask: Callable[[], Any] = functools.partial(by_device, device)
-            yield Setting(f"torch.{by_device.__name__}({device!r})", ask, None, (by_device,))
+            yield Setting(f"torch.{by_device.__name__}({device!r})", ask, None, (by_device, once))
     for function in (np.get_printoptions, decimal.getcontext, locale.localeconv):
         yield Setting(f"{function.__name__}()", functools.partial(_text_of, function), None, (function,))
     yield Setting("threading.get_ident()", threading.get_ident, None, (threading.current_thread,))
