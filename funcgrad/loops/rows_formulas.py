@@ -1,4 +1,4 @@
-"""Rows of the op table: activations and losses, formulas of several steps for each element."""
+"""Rows of the op table: activations, formulas of several steps for each element."""
 
 from __future__ import annotations
 

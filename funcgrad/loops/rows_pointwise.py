@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -31,25 +32,21 @@ def _elementwise(op: str, floats_only: bool = False) -> Rule:
     return rule
 
 
-for _name in (
-    "exp log sin cos tan tanh sigmoid sqrt rsqrt reciprocal erf erfc expm1 log1p log2 log10 exp2 asin acos atan sinh "
-    "cosh asinh acosh "
-    "atanh floor ceil trunc relu neg sign abs"
-).split():
-    TABLE[getattr(aten, _name).default] = _elementwise(_name, floats_only=_name not in ("relu", "neg", "sign", "abs"))
-TABLE[aten.round.default] = _elementwise("round", floats_only=True)
-for _name in ("maximum", "minimum", "atan2", "hypot"):
-    TABLE[getattr(aten, _name).default] = _elementwise(_name, floats_only=_name in ("atan2", "hypot"))
-for _op in (aten.mul.Tensor, aten.mul.Scalar):
-    TABLE[_op] = _elementwise("mul")
-for _op in (aten.div.Tensor, aten.div.Scalar):
-    TABLE[_op] = _elementwise("div", floats_only=True)
-for _op in (aten.fmod.Tensor, aten.fmod.Scalar):
-    TABLE[_op] = _elementwise("fmod", floats_only=True)
-for _op in (aten.remainder.Tensor, aten.remainder.Scalar):
-    TABLE[_op] = _elementwise("remainder", floats_only=True)
-TABLE[aten.clamp_min.Tensor] = _elementwise("maximum")
-TABLE[aten.clamp_max.Tensor] = _elementwise("minimum")
+for _names, _overloads, _floats_only in (
+    (
+        "exp log sin cos tan tanh sigmoid sqrt rsqrt reciprocal erf erfc expm1 log1p log2 log10 exp2 asin acos atan "
+        "sinh cosh asinh acosh atanh floor ceil trunc round atan2 hypot",
+        "default",
+        True,
+    ),
+    ("relu neg sign abs maximum minimum", "default", False),
+    ("div fmod remainder copysign", "Tensor Scalar", True),
+    ("mul", "Tensor Scalar", False),
+):
+    for _name, _overload in itertools.product(_names.split(), _overloads.split()):
+        TABLE[getattr(getattr(aten, _name), _overload)] = _elementwise(_name, _floats_only)
+TABLE[aten.sgn.default] = TABLE[aten.sign.default]
+TABLE[aten.clamp_min.Tensor], TABLE[aten.clamp_max.Tensor] = _elementwise("maximum"), _elementwise("minimum")
 
 
 @row(aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar)
@@ -160,11 +157,6 @@ def _invert(x: Value, *, out: Any) -> Any:
     return compare("eq", x, number(False, torch.bool)) if x.dtype == torch.bool else pointwise("invert", x)
 
 
-for _op in (aten.copysign.Tensor, aten.copysign.Scalar):
-    TABLE[_op] = _elementwise("copysign", floats_only=True)
-TABLE[aten.sgn.default] = TABLE[aten.sign.default]
-
-
 @row(aten.signbit.default)
 def _signbit(x: Value, *, out: Any) -> Any:
     if not x.dtype.is_floating_point:
@@ -238,20 +230,17 @@ TABLE[aten.clamp_min.default] = lambda x, low, *, out: _clamp(x, low, out=out)
 TABLE[aten.clamp_max.default] = lambda x, high, *, out: _clamp(x, None, high, out=out)
 
 
-@row(aten.addcmul.default)
-def _addcmul(x: Value, a: Value, b: Value, value: Any = 1, *, out: Any) -> Any:
-    if not out.dtype.is_floating_point or not fits(value, out.dtype):
-        return NotImplemented
-    x, a, b = (cast(v, out.dtype) for v in (x, a, b))
-    return x + (a if value == 1 else a * into(value, out.dtype)) * b
+def _added(op: str) -> Rule:
+    def rule(x: Value, a: Value, b: Value, value: Any = 1, *, out: Any) -> Any:
+        if not out.dtype.is_floating_point or not fits(value, out.dtype):
+            return NotImplemented
+        x, a, b = (cast(v, out.dtype) for v in (x, a, b))
+        return x + pointwise(op, a if value == 1 else a * into(value, out.dtype), b)
+
+    return rule
 
 
-@row(aten.addcdiv.default)
-def _addcdiv(x: Value, a: Value, b: Value, value: Any = 1, *, out: Any) -> Any:
-    if not out.dtype.is_floating_point or not fits(value, out.dtype):
-        return NotImplemented
-    x, a, b = (cast(v, out.dtype) for v in (x, a, b))
-    return x + (a if value == 1 else a * into(value, out.dtype)) / b
+TABLE[aten.addcmul.default], TABLE[aten.addcdiv.default] = _added("mul"), _added("div")
 
 
 @row(aten.lerp.Scalar, aten.lerp.Tensor)

@@ -20,11 +20,17 @@ from .values import (
 )
 
 
-@row(aten.sum.default, aten.sum.dim_IntList)
-def _sum(x: Value, dims: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any) -> Any:
-    if not is_arithmetic(out.dtype):
-        return NotImplemented
-    return cast(reduce("sum", cast(x, wide_dtype(out.dtype)), dims_of(dims), keepdim), out.dtype)
+def _accumulated(kind: str) -> Rule:
+    def rule(x: Value, dims: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any) -> Any:
+        if not is_arithmetic(out.dtype):
+            return NotImplemented
+        return cast(reduce(kind, cast(x, wide_dtype(out.dtype)), dims_of(dims), keepdim), out.dtype)
+
+    return rule
+
+
+TABLE[aten.sum.default] = TABLE[aten.sum.dim_IntList] = _accumulated("sum")
+TABLE[aten.prod.default] = TABLE[aten.prod.dim_int] = _accumulated("prod")
 
 
 @row(aten.mean.default, aten.mean.dim)
@@ -33,13 +39,6 @@ def _mean(x: Value, dims: Any = None, keepdim: bool = False, *, dtype: Any = Non
         return NotImplemented
     total = reduce("sum", cast(x, wide_dtype(out.dtype)), dims_of(dims), keepdim)
     return cast(total / into(x.numel // max(1, total.numel), total.dtype), out.dtype)
-
-
-@row(aten.prod.default, aten.prod.dim_int)
-def _prod(x: Value, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any) -> Any:
-    if not is_arithmetic(out.dtype):
-        return NotImplemented
-    return cast(reduce("prod", cast(x, wide_dtype(out.dtype)), dims_of(dim), keepdim), out.dtype)
 
 
 @row(aten.linalg_vector_norm.default)
@@ -166,36 +165,30 @@ def _logsumexp(x: Value, dims: Any, keepdim: bool = False, *, out: Any) -> Any:
     return cast(result if keepdim else reshape(result, out.shape), out.dtype)
 
 
-@row(aten._softmax.default)
-def _softmax(x: Value, dim: int, half_to_float: bool, *, out: Any) -> Any:
-    wide = cast(x, wide_dtype(x.dtype))
-    if not wide.dtype.is_floating_point or not x.shape:
-        return NotImplemented
-    e = pointwise("exp", wide - reduce("max", wide, [dim], True))
-    return cast(e / reduce("sum", e, [dim], True), out.dtype)
+def _softmax(log: bool) -> Rule:
+    def rule(x: Value, dim: int, half_to_float: bool, *, out: Any) -> Any:
+        wide = cast(x, wide_dtype(x.dtype))
+        if not wide.dtype.is_floating_point or not x.shape:
+            return NotImplemented
+        shifted = wide - reduce("max", wide, [dim], True)
+        e = pointwise("exp", shifted)
+        total = reduce("sum", e, [dim], True)
+        return cast(shifted - pointwise("log", total) if log else e / total, out.dtype)
+
+    return rule
 
 
-@row(aten._log_softmax.default)
-def _log_softmax(x: Value, dim: int, half_to_float: bool, *, out: Any) -> Any:
-    wide = cast(x, wide_dtype(x.dtype))
-    if not wide.dtype.is_floating_point or not x.shape:
-        return NotImplemented
-    shifted = wide - reduce("max", wide, [dim], True)
-    return cast(shifted - pointwise("log", reduce("sum", pointwise("exp", shifted), [dim], True)), out.dtype)
+def _softmax_backward(log: bool) -> Rule:
+    def rule(g: Value, y: Value, dim: int, dtype: Any, *, out: Any) -> Any:
+        if not y.shape:
+            return NotImplemented
+        g, y = cast(g, wide_dtype(g.dtype)), cast(y, wide_dtype(y.dtype))
+        own, softmax = (g, pointwise("exp", y)) if log else (g * y, y)
+        return cast(own - softmax * reduce("sum", own, [dim], True), out.dtype)
+
+    return rule
 
 
-@row(aten._softmax_backward_data.default)
-def _softmax_backward(g: Value, y: Value, dim: int, dtype: Any, *, out: Any) -> Any:
-    if not y.shape:
-        return NotImplemented
-    g, y = cast(g, wide_dtype(g.dtype)), cast(y, wide_dtype(y.dtype))
-    gy = g * y
-    return cast(gy - y * reduce("sum", gy, [dim], True), out.dtype)
-
-
-@row(aten._log_softmax_backward_data.default)
-def _log_softmax_backward(g: Value, y: Value, dim: int, dtype: Any, *, out: Any) -> Any:
-    if not y.shape:
-        return NotImplemented
-    g, y = cast(g, wide_dtype(g.dtype)), cast(y, wide_dtype(y.dtype))
-    return cast(g - pointwise("exp", y) * reduce("sum", g, [dim], True), out.dtype)
+TABLE[aten._softmax.default], TABLE[aten._log_softmax.default] = _softmax(False), _softmax(True)
+TABLE[aten._softmax_backward_data.default] = _softmax_backward(False)
+TABLE[aten._log_softmax_backward_data.default] = _softmax_backward(True)
