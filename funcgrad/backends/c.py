@@ -27,7 +27,7 @@ from .c_language import REDUCTIONS, TYPES, C, start, stored
 from .c_loops import indented, loop, nested, over_rows, parameters, read_in_steps
 from .c_scatter import scatter_function
 from .c_totals import Totals
-from .emitter import index_text, print_expressions, row_parts
+from .emitter import index_text, print_expressions
 
 _LONG, _SPAN = 2048, 512
 """Columns of a row that is added up in single precision; a longer one goes on in double precision, after so many
@@ -189,7 +189,7 @@ class _Printer:
 
     def _stage(self, stage: Stage, names: dict[Expr, str]) -> list[str]:
         roots = [r.body for r in stage.reductions] + list(stage.keeps) + [e.value for e in stage.effects]
-        lines = print_expressions(self._language, row_parts(roots), names, lambda e: not e.full)
+        lines = print_expressions(self._language, roots, names, lambda e: not e.full)
         for effect in stage.effects:
             if isinstance(effect, Store) and not effect.full:
                 lines.append(

@@ -50,7 +50,7 @@ def scatter_function(kernel: Kernel, parallel_from: int) -> list[str]:
 def _body(kernel: Kernel, puts: Sequence[Put], parameters: Mapping[str, str], bounds: Sequence[str]) -> list[str]:
     """What is done in a row: what is the same in all its columns, then a loop over them."""
     language, names, roots = C(parameters), dict[Expr, str](), computed(puts)
-    lines = print_expressions(language, [e for e in walk(roots) if not e.full], names, lambda e: not e.full)
+    lines = print_expressions(language, roots, names, lambda e: not e.full)
     inside = print_expressions(language, roots, names, lambda e: True)
     for put in puts:
         at = index_text(substitute(put.at, elements(language, put.found, names)))

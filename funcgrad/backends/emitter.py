@@ -46,8 +46,8 @@ def print_expressions(
 ) -> list[str]:
     """Lines that compute what ``roots`` need, each expression once; those already in ``names`` are not computed again.
 
-    ``only`` says which expressions belong here; the others must have a name. Afterwards ``names`` has a text for each
-    root.
+    ``only`` says which expressions belong here: what these are made of has a name by then. Afterwards ``names`` has a
+    text for each of them.
     """
     lines: list[str] = []
     for expr in walk(roots, set(names)):
@@ -83,24 +83,6 @@ def _text(language: Language, expr: Expr, names: Mapping[Expr, str]) -> str:
 def elements(language: Language, found: Found, names: Mapping[Expr, str]) -> dict[Axis, Index]:
     """Axes that stand for numbers, as the text of an index that is in bounds whatever the number is."""
     return {axis: at_axis(language.element(number, names[number], axis.size)) for axis, number in found}
-
-
-def row_parts(roots: Sequence[Expr]) -> list[Expr]:
-    """What is the same in all columns of a row, of what some expressions need."""
-    found: dict[Expr, None] = {}
-    seen: set[Expr] = set()
-    pending = list(roots)
-    while pending:
-        expr = pending.pop()
-        if expr in seen:
-            continue
-        seen.add(expr)
-        if not expr.full:
-            if not isinstance(expr, Reduced):
-                found[expr] = None
-        else:
-            pending += expr.args
-    return list(found)
 
 
 def index_text(index: Index, divide: str = "/") -> str:

@@ -21,7 +21,7 @@ from ..loops.costs import FUNCTIONS
 from ..loops.ir import Const, Expr, Kernel, Op, Put, Reduced, Scanned, Store, Total, computed, walk
 from ..loops.values import neutral
 from ..machine import GPU, Machine
-from .emitter import index_text, print_expressions, row_parts
+from .emitter import index_text, print_expressions
 from .triton_language import TYPES, Tile, Triton, counters, is_wide, number, power_of_two, stored, typed, value_text
 from .triton_scatter import scatter_function
 
@@ -255,7 +255,7 @@ class _Printer:
     ) -> list[str]:
         """A walk along rows that are too long to be held."""
         roots = [r.body for r in reductions] + [e.value for e in effects]
-        lines = print_expressions(self._language, row_parts(roots), names, lambda e: not e.full)
+        lines = print_expressions(self._language, roots, names, lambda e: not e.full)
         lines += self._done([e for e in effects if not e.full], names)
         full = [e for e in effects if e.full]
         if not reductions and not full:
