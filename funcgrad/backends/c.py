@@ -178,7 +178,7 @@ class _Printer:
             return [*shared, *_spans("n" if self.length else self._columns, kernel.tile, inner)]
         if not kernel.rows:
             return ["{", *indented(inner), "}"]
-        return over_rows(kernel.rows, self._rows, shared, [*inner, *self._totals.rows_done()])
+        return over_rows(kernel.rows, shared, [*inner, *self._totals.rows_done()])
 
     def _stages(self) -> list[str]:
         lines: list[str] = []

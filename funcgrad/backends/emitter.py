@@ -3,6 +3,7 @@ operations."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -83,6 +84,16 @@ def _text(language: Language, expr: Expr, names: Mapping[Expr, str]) -> str:
 def elements(language: Language, found: Found, names: Mapping[Expr, str]) -> dict[Axis, Index]:
     """Axes that stand for numbers, as the text of an index that is in bounds whatever the number is."""
     return {axis: at_axis(language.element(number, names[number], axis.size)) for axis, number in found}
+
+
+def decoded(axes: Sequence[Axis], name: str, divide: str = "/") -> list[tuple[str, str]]:
+    """The counters of several loops, and what each is, of one that counts all their turns."""
+    rest = Index(((Axis(name, math.prod(a.size for a in axes)), 1),))
+    found: list[tuple[str, str]] = []
+    for axis in reversed(axes):
+        found.insert(0, (axis.name, index_text(rest % axis.size, divide)))
+        rest = rest // axis.size
+    return found
 
 
 def index_text(index: Index, divide: str = "/") -> str:

@@ -419,12 +419,7 @@ class _Lowering:
         if isinstance(like, Ref) and self._read(like) is None:
             return None
         if look is not None and (self._wraps or like is None):
-            inner = [
-                self._fake(functools.partial(torch.empty_strided, a, b, dtype=c, device=d)) for a, b, c, d in look.inner
-            ]
-            return (
-                inner[0] if look.wrapping is None else self._fake(functools.partial(look.wrapping.build, iter(inner)))
-            )
+            return self._fake(lambda: look.empty().requires_grad_(False))
         if isinstance(like, Ref):
             given, inside = self._read(like), self._inside.get(like)
             own = value_of(self._trace.node(from_functional(given))) if inside is None else inside

@@ -14,6 +14,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from ..capture.views import is_dense
 from ..runtime.given_tensors import require_versions
 from ..torch_private.autograd import materializes
 from ..torch_private.engine import call_cpp_pre_hook, engine_operators, zeros_for
@@ -181,15 +182,7 @@ def _like(variable: Tensor, grad: Tensor) -> Tensor:
 
 
 def _is_dense(variable: Tensor) -> bool:
-    """Whether a tensor's elements lie side by side, each for itself, in some order of its dimensions."""
-    if variable.is_contiguous():
-        return True
-    expected = 1
-    for stride, size in sorted((s, n) for s, n in zip(variable.stride(), variable.shape, strict=True) if n != 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
+    return variable.is_contiguous() or is_dense(variable)
 
 
 # ── the caller's Python ──────────────────────────────────────────────────────────────────────────────────────────
