@@ -16,8 +16,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from attrs import frozen
 
-from ..loops.costs import cost_of
-from ..loops.groups import TURNS
+from ..loops.costs import TURNS, cost_of
 from ..loops.ir import Expr, Kernel, Load, Op, Put, Scanned, Stage, Store, Total, computed, walk
 from ..machine import CPU, Machine
 from ..symbolic.known import divides, is_few

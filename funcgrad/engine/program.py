@@ -236,23 +236,13 @@ class Captured(Shown):
     ) -> Made | Exception:
         """A program for a run, or why there is none."""
         programs = variant.programs[options]
-        symbolic = Symbolic(inlines=variant.inlines)
-        if (
-            options.dynamic is not False
-            and not self.has_unpacked
-            and options.memory_budget is None
-            and not has_wrapped(run)
-        ):
-            symbolic = evolve(
-                _symbolic(programs[0] if programs else None, run, bool(options.dynamic)), inlines=variant.inlines
-            )
-        attempts = [symbolic]
-        attempts += [Symbolic(inlines=variant.inlines)] if symbolic.varies else []
-        attempts += (
-            [Symbolic(numbers=False)]
-            if variant.inlines and any(floats_of(run.read(s.args[1])) for s in self._regions)
-            else []
-        )
+        attempts = [Symbolic(inlines=variant.inlines)]
+        is_fixed = options.dynamic is False or options.memory_budget is not None
+        if not (is_fixed or self.has_unpacked or has_wrapped(run)):
+            symbolic = _symbolic(programs[0] if programs else None, run, bool(options.dynamic))
+            attempts = [*([evolve(symbolic, inlines=variant.inlines)] if symbolic.varies else []), *attempts]
+        if variant.inlines and any(floats_of(run.read(s.args[1])) for s in self._regions):
+            attempts.append(Symbolic(numbers=False))
         unsymbolic = ""
         stages = Stages(self.name)
         with stages.progress():

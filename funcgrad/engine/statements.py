@@ -125,10 +125,11 @@ def slice_put_back(
     needs: Sequence[bool], whole: Tensor, found: Sequence[Tensor | None], part: Tensor
 ) -> tuple[Tensor | None, ...]:
     """The gradients of the inputs: the first, of the view, in its place in that of the base."""
-    if needs[0] and found[0] is not None:
-        part.copy_(found[0])
-        return (whole, *(g if need else None for need, g in zip(needs[1:], found[1:], strict=True)))
-    return (None, *(g if need else None for need, g in zip(needs[1:], found[1:], strict=True)))
+    others = [g if need else None for need, g in zip(needs[1:], found[1:], strict=True)]
+    if not needs[0] or found[0] is None:
+        return (None, *others)
+    part.copy_(found[0])
+    return (whole, *others)
 
 
 # ── gradients of leaves ──────────────────────────────────────────────────────────────────────────────────────────

@@ -16,10 +16,10 @@ from torch import fx
 
 from ..graphs import is_getitem
 from ..symbolic.sizes import hint
-from .costs import is_dear, own_cost
+from .costs import ROW, is_dear, own_cost
 from .domain import Domain, Place, core, decide, place, refine, widen
 from .gather import Gather
-from .groups import ROW, Decision, ExternTask, Fused, Group, Order, Task
+from .groups import Decision, ExternTask, Fused, Group, Order, Task
 from .index import Axis, Index, innermost, substitute
 from .lower import Lowering
 from .order import in_turn, totals_first
