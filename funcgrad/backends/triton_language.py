@@ -216,9 +216,7 @@ class Triton:
 
 def is_wide(kernel: Kernel) -> bool:
     """Whether indices are 64 bits wide."""
-    extents = (
-        1 + sum((n - 1) * s for n, s in zip(b.shape, b.strides, strict=True)) for b in (*kernel.reads, *kernel.writes)
-    )
+    extents = (b.extent for b in (*kernel.reads, *kernel.writes))
     return max(*extents, math.prod(a.size for a in (*kernel.rows, *kernel.columns))) >= WIDE_FROM
 
 

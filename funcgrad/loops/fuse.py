@@ -329,7 +329,7 @@ class _Fusion:
                 stored[value] = own
         tasks = _in_order(self._tasks, {t for t in self._tasks if isinstance(t, Group) and self._shrinks(t, stored)})
         compute_again(tasks, stored, self._wanted, self._group_of, self._task_of, self._machine)
-        return Fused(tuple(tasks), stored, self._group_of)
+        return Fused(tuple(tasks), stored)
 
 
 def _misfit(value: Value, at: Place, group: Group, domain: Domain, sources: Sequence[Read]) -> str:

@@ -60,7 +60,6 @@ class Fused:
 
     tasks: tuple[Task, ...]
     stored: Mapping[Value, Group]
-    group_of: Mapping[Value, Group]
 
 
 class Order:
