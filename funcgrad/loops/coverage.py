@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,8 @@ def page() -> str:
 
 def _kind(rule: Callable[..., Any]) -> str:
     """What the rows of a module are, as it says itself."""
-    said, *_ = str(sys.modules[rule.__module__].__doc__).splitlines()
+    written = rule.func if isinstance(rule, partial) else rule
+    said, *_ = str(sys.modules[written.__module__].__doc__).splitlines()
     return said.removeprefix("Rows of the op table: ").rstrip(".")
 
 
