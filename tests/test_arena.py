@@ -8,8 +8,8 @@ import torch
 from closeness import assert_rounded
 
 import funcgrad as fg
-from funcgrad.loops.memory import ALIGNMENT
 from funcgrad.memory.liveness import alive_in
+from funcgrad.memory.scratch import ALIGNMENT
 from funcgrad.memory.steps import Allocate, Launch, size_of
 
 

@@ -16,9 +16,9 @@ import funcgrad as fg
 from funcgrad.backends.peak import predicted_peak
 from funcgrad.graphs import is_getitem
 from funcgrad.loops.ir import Kernel
-from funcgrad.loops.memory import origins
 from funcgrad.loops.verify import verify
 from funcgrad.memory import in_place
+from funcgrad.memory.scratch import origins
 from funcgrad.memory.steps import Allocate, Call, Launch
 
 

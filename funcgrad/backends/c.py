@@ -16,8 +16,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from attrs import frozen
 
-from ..loops.costs import cost_of
-from ..loops.groups import TURNS
+from ..loops.costs import TURNS, cost_of
 from ..loops.ir import Expr, Kernel, Load, Op, Put, Scanned, Stage, Store, Total, computed, walk
 from ..machine import CPU, Machine
 from ..symbolic.known import divides, is_few
@@ -27,7 +26,7 @@ from .c_language import REDUCTIONS, TYPES, C, start, stored
 from .c_loops import indented, loop, nested, over_rows, parameters, read_in_steps
 from .c_scatter import scatter_function
 from .c_totals import Totals
-from .emitter import index_text, print_expressions, row_parts
+from .emitter import print_expressions
 
 _LONG, _SPAN = 2048, 512
 """Columns of a row that is added up in single precision; a longer one goes on in double precision, after so many
@@ -178,7 +177,7 @@ class _Printer:
             return [*shared, *_spans("n" if self.length else self._columns, kernel.tile, inner)]
         if not kernel.rows:
             return ["{", *indented(inner), "}"]
-        return over_rows(kernel.rows, self._rows, shared, [*inner, *self._totals.rows_done()])
+        return over_rows(kernel.rows, shared, [*inner, *self._totals.rows_done()])
 
     def _stages(self) -> list[str]:
         lines: list[str] = []
@@ -189,18 +188,10 @@ class _Printer:
 
     def _stage(self, stage: Stage, names: dict[Expr, str]) -> list[str]:
         roots = [r.body for r in stage.reductions] + list(stage.keeps) + [e.value for e in stage.effects]
-        lines = print_expressions(self._language, row_parts(roots), names, lambda e: not e.full)
-        for effect in stage.effects:
-            if isinstance(effect, Store) and not effect.full:
-                lines.append(
-                    stored(
-                        self._parameters[effect.buffer], index_text(effect.at), names[effect.value], effect.value.dtype
-                    )
-                )
-            elif isinstance(effect, Total) and not effect.full:
-                total = self._totals.place(effect)
-                lines.append(f"{total} = {REDUCTIONS[effect.kind].add.format(total, names[effect.value])};")
-        full = [e for e in stage.effects if e.full and not isinstance(e, Put)]
+        lines = print_expressions(self._language, roots, names, lambda e: not e.full)
+        effects = [e for e in stage.effects if not isinstance(e, Put)]
+        lines += [self._effect(e, names) for e in effects if not e.full]
+        full = [e for e in effects if e.full]
         if stage.reductions or stage.keeps or full:
             lines += self._walk(stage, full, names)
         return lines
@@ -242,13 +233,12 @@ class _Printer:
         for effect in effects:
             if isinstance(effect, Store):
                 continue
-            value, total = inside[effect.value], self._totals.place(effect)
             # in a register: no loop over columns is vectorised that adds to one place in memory
             if not effect.at.terms:
-                _, held = reduced_in(effect.kind, effect.value.dtype, value)
-                after.append(f"{total} = {REDUCTIONS[effect.kind].add.format(total, held)};")
+                _, held = reduced_in(effect.kind, effect.value.dtype, inside[effect.value])
+                after.append(self._effect(effect, {effect.value: held}))
             else:
-                body.append(f"{total} = {REDUCTIONS[effect.kind].add.format(total, value)};")
+                body.append(self._effect(effect, inside))
         return [*before, *self._loops(body, clauses, in_order, wide), *after]
 
     def _is_wide(self, kind: str, dtype: torch.dtype, in_order: bool) -> bool:
@@ -259,11 +249,15 @@ class _Printer:
 
     def _kept_and_stored(self, stage: Stage, effects: Sequence[Store | Total], names: Mapping[Expr, str]) -> list[str]:
         lines = [f"{self._kept[keep]}[{self._column()}] = {names[keep]};" for keep in stage.keeps]
-        for effect in effects:
-            if isinstance(effect, Store):
-                at, buffer = self._language.address(effect.at), self._parameters[effect.buffer]
-                lines.append(stored(buffer, at, names[effect.value], effect.value.dtype))
-        return lines
+        return [*lines, *(self._effect(e, names) for e in effects if isinstance(e, Store))]
+
+    def _effect(self, effect: Store | Total, names: Mapping[Expr, str]) -> str:
+        value = names[effect.value]
+        if isinstance(effect, Store):
+            place = self._language.address(effect.at)
+            return stored(self._parameters[effect.buffer], place, value, effect.value.dtype)
+        total = self._totals.place(effect)
+        return f"{total} = {REDUCTIONS[effect.kind].add.format(total, value)};"
 
     def _turns(
         self, stage: Stage, roots: Sequence[Expr], effects: Sequence[Store | Total], known: Mapping[Expr, str]

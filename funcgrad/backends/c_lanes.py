@@ -97,8 +97,7 @@ def lanes_function(kernel: Kernel, lanes: int, is_shared: bool) -> list[str]:
         own: dict[Expr, str] = {}
         copied = [*print_expressions(language, [load], own, lambda e: True)]
         before += nested([*kernel.columns, lane], [*copied, f"{there[load]} = {own[load]};"])
-    rows = math.prod(a.size for a in others) * block.size
-    loop = over_rows([*others, block], rows, ["#pragma omp for schedule(static) nowait"] if is_shared else [], body)
+    loop = over_rows([*others, block], ["#pragma omp for schedule(static) nowait"] if is_shared else [], body)
     return [f"void {{name}}({', '.join(parameters(kernel))}) {{", *indented([*before, *loop]), "}"]
 
 

@@ -13,7 +13,7 @@ from copy import copy
 import torch
 from attrs import frozen
 
-from ..loops.groups import TURNS
+from ..loops.costs import TURNS
 from ..loops.index import Axis, Bound, Index, at_axis, is_shifted_axis, limits, substitute
 from ..loops.ir import Const, Expr, Load, Op, Scanned
 from ..loops.values import PAIRWISE, neutral

@@ -6,11 +6,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from ..loops.index import Axis, Index
+from ..loops.index import Axis
 from ..loops.ir import Kernel, Load
 from ..symbolic.sizes import Size, hint
 from .c_language import STORED
-from .emitter import index_text
+from .emitter import decoded
 
 _SIDE_BY_SIDE, _TURNS = 8192, 8
 """At most so many elements that all turns read in steps are put side by side before, if there are at least so many
@@ -44,34 +44,25 @@ def nested(axes: Sequence[Axis], body: list[str]) -> list[str]:
     return body
 
 
-def over_rows(axes: Sequence[Axis], rows: int, shared: Sequence[str], body: Sequence[str]) -> list[str]:
+def over_rows(axes: Sequence[Axis], shared: Sequence[str], body: Sequence[str]) -> list[str]:
     """Lines that go over all rows of some axes; ``shared``: a pragma, where threads of the region around it share
     them."""
-    every = Axis("row", rows)
+    every = Axis("row", math.prod(a.size for a in axes))
     if not any(isinstance(axis.size, Size) for axis in axes[1:]):
-        return [*shared, *loop(every, [*decoded(axes, rows), *body])]
+        return [*shared, *loop(every, [*counters(axes), *body])]
     # a division by what the compiler does not know takes as long as a short row: there is one where a thread begins
     names = [axis.name for axis in axes]
     step = f"++{names[0]};"
     for axis in axes[1:]:
         step = f"if (++{axis.name} == {axis.size}) {{ {axis.name} = 0; {step} }}"
-    begins = " ".join(f"{name} = {text};" for name, text in _counters(axes, rows))
+    begins = " ".join(f"{name} = {text};" for name, text in decoded(axes, "row"))
     lines = [f"if (row == next) {{ {step} }} else {{ {begins} }}", "next = row + 1;", *body]
     return [f"int64_t {' = 0, '.join(names)} = 0, next = -1;", *shared, *loop(every, lines)]
 
 
-def decoded(axes: Sequence[Axis], rows: int) -> list[str]:
+def counters(axes: Sequence[Axis]) -> list[str]:
     """Lines that say what the counters of some axes are in a row of all there are."""
-    return [f"const int64_t {name} = {text};" for name, text in _counters(axes, rows)]
-
-
-def _counters(axes: Sequence[Axis], rows: int) -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
-    rest = Index(((Axis("row", rows), 1),))
-    for axis in reversed(axes):
-        found.insert(0, (axis.name, index_text(rest % axis.size)))
-        rest = rest // axis.size
-    return found
+    return [f"const int64_t {name} = {text};" for name, text in decoded(axes, "row")]
 
 
 def read_in_steps(loads: Iterable[Load], inner: Sequence[Axis], outer: Sequence[Axis]) -> list[Load]:

@@ -13,7 +13,7 @@ from ..loops.index import Axis, substitute
 from ..loops.ir import Expr, Kernel, Put, computed, walk
 from ..symbolic.sizes import hint
 from .c_language import C, stored
-from .c_loops import decoded, indented, loop, nested, parameters
+from .c_loops import counters, indented, loop, nested, parameters
 from .emitter import elements, index_text, print_expressions
 
 _SHARE = 64
@@ -33,7 +33,7 @@ def scatter_function(kernel: Kernel, parallel_from: int) -> list[str]:
     lines = nested(ordered, _body(kernel, puts, kernel.names, ("begin", "end") if by_columns else ()))
     if shared:
         head = ["#pragma omp parallel for schedule(static)"] if many and rows > 1 else []
-        lines = [*head, *loop(Axis("row", rows), [*decoded(shared, rows), *lines])]
+        lines = [*head, *loop(Axis("row", rows), [*counters(shared), *lines])]
     elif by_columns:
         lines = [
             f"#pragma omp parallel num_threads(CLAMP(omp_get_max_threads(), 1, {width // _SHARE}))", "{",
@@ -50,7 +50,7 @@ def scatter_function(kernel: Kernel, parallel_from: int) -> list[str]:
 def _body(kernel: Kernel, puts: Sequence[Put], parameters: Mapping[str, str], bounds: Sequence[str]) -> list[str]:
     """What is done in a row: what is the same in all its columns, then a loop over them."""
     language, names, roots = C(parameters), dict[Expr, str](), computed(puts)
-    lines = print_expressions(language, [e for e in walk(roots) if not e.full], names, lambda e: not e.full)
+    lines = print_expressions(language, roots, names, lambda e: not e.full)
     inside = print_expressions(language, roots, names, lambda e: True)
     for put in puts:
         at = index_text(substitute(put.at, elements(language, put.found, names)))

@@ -3,6 +3,7 @@ operations."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -46,8 +47,8 @@ def print_expressions(
 ) -> list[str]:
     """Lines that compute what ``roots`` need, each expression once; those already in ``names`` are not computed again.
 
-    ``only`` says which expressions belong here; the others must have a name. Afterwards ``names`` has a text for each
-    root.
+    ``only`` says which expressions belong here: what these are made of has a name by then. Afterwards ``names`` has a
+    text for each of them.
     """
     lines: list[str] = []
     for expr in walk(roots, set(names)):
@@ -85,22 +86,14 @@ def elements(language: Language, found: Found, names: Mapping[Expr, str]) -> dic
     return {axis: at_axis(language.element(number, names[number], axis.size)) for axis, number in found}
 
 
-def row_parts(roots: Sequence[Expr]) -> list[Expr]:
-    """What is the same in all columns of a row, of what some expressions need."""
-    found: dict[Expr, None] = {}
-    seen: set[Expr] = set()
-    pending = list(roots)
-    while pending:
-        expr = pending.pop()
-        if expr in seen:
-            continue
-        seen.add(expr)
-        if not expr.full:
-            if not isinstance(expr, Reduced):
-                found[expr] = None
-        else:
-            pending += expr.args
-    return list(found)
+def decoded(axes: Sequence[Axis], name: str, divide: str = "/") -> list[tuple[str, str]]:
+    """The counters of several loops, and what each is, of one that counts all their turns."""
+    rest = Index(((Axis(name, math.prod(a.size for a in axes)), 1),))
+    found: list[tuple[str, str]] = []
+    for axis in reversed(axes):
+        found.insert(0, (axis.name, index_text(rest % axis.size, divide)))
+        rest = rest // axis.size
+    return found
 
 
 def index_text(index: Index, divide: str = "/") -> str:

@@ -21,7 +21,7 @@ from ..loops.costs import FUNCTIONS
 from ..loops.ir import Const, Expr, Kernel, Op, Put, Reduced, Scanned, Store, Total, computed, walk
 from ..loops.values import neutral
 from ..machine import GPU, Machine
-from .emitter import index_text, print_expressions, row_parts
+from .emitter import index_text, print_expressions
 from .triton_language import TYPES, Tile, Triton, counters, is_wide, number, power_of_two, stored, typed, value_text
 from .triton_scatter import scatter_function
 
@@ -255,7 +255,7 @@ class _Printer:
     ) -> list[str]:
         """A walk along rows that are too long to be held."""
         roots = [r.body for r in reductions] + [e.value for e in effects]
-        lines = print_expressions(self._language, row_parts(roots), names, lambda e: not e.full)
+        lines = print_expressions(self._language, roots, names, lambda e: not e.full)
         lines += self._done([e for e in effects if not e.full], names)
         full = [e for e in effects if e.full]
         if not reductions and not full:
@@ -381,24 +381,20 @@ class _Printer:
         at_once, all_programs = self._totals_at_once(size), power_of_two(programs)
         begin = f"tl.program_id(0) * {at_once} + " if partial.blocks > 1 else ""
         i_inside, program_inside = size % at_once != 0, programs != all_programs
-        mask = [*(["(program < programs)"] * program_inside), *(["(i < size)"] * i_inside)]
+        mask = [*([f"(program < {programs})"] * program_inside), *([f"(i < {size})"] * i_inside)]
         mask_text = f", mask={' & '.join(mask)}, other=0" if mask else ""
-        texts = {"programs": str(programs), "size": str(size)}
         lines = [
             "@triton.jit", f"def {{name}}_total{number_}(s, p):",
             f"    i = {begin}tl.arange(0, {at_once})[None, :]",
             f"    program = tl.arange(0, {all_programs})[:, None]",
-            f"    v = tl.load(s + program * size + i{mask_text})",
+            f"    v = tl.load(s + program * {size} + i{mask_text})",
         ]  # fmt: skip
         if program_inside:
-            lines.append(f"    v = tl.where(program < programs, v, {typed(neutral(total.kind, dtype), dtype)})")
+            lines.append(f"    v = tl.where(program < {programs}, v, {typed(neutral(total.kind, dtype), dtype)})")
         wide = ".to(tl.float64)" if total.kind == "sum" and TYPES[dtype] == "tl.float32" else ""
         text = _reduced(total.kind, torch.float64 if wide else dtype, f"v{wide}, 0, keep_dims=True")
         text = f"{text}.to(tl.float32)" if wide else text
-        lines.append(f"    {stored('p + i', text, dtype, ['i < size'] if i_inside else [])}")
-        for name, value in texts.items():
-            lines = [line.replace(f"< {name}", f"< {value}").replace(f"* {name}", f"* {value}") for line in lines]
-        return lines
+        return [*lines, f"    {stored('p + i', text, dtype, [f'i < {size}'] if i_inside else [])}"]
 
 
 def _reduced(kind: str, dtype: torch.dtype, arguments: str) -> str:

@@ -15,7 +15,7 @@ from attrs import frozen
 from ..loops.index import Axis, Bound, Index
 from ..loops.ir import Const, Expr, Kernel, Load, Op, Scanned
 from ..loops.values import PAIRWISE
-from .emitter import Operation, index_text
+from .emitter import Operation, decoded, index_text
 
 TYPES = {
     torch.float32: "tl.float32", torch.float64: "tl.float64", torch.bfloat16: "tl.float32", torch.float16: "tl.float32",
@@ -216,9 +216,7 @@ class Triton:
 
 def is_wide(kernel: Kernel) -> bool:
     """Whether indices are 64 bits wide."""
-    extents = (
-        1 + sum((n - 1) * s for n, s in zip(b.shape, b.strides, strict=True)) for b in (*kernel.reads, *kernel.writes)
-    )
+    extents = (b.extent for b in (*kernel.reads, *kernel.writes))
     return max(*extents, math.prod(a.size for a in (*kernel.rows, *kernel.columns))) >= WIDE_FROM
 
 
@@ -249,18 +247,12 @@ def counters(
     lines = [f"{name} = {block} * {size} + {own}" if blocks > 1 else f"{name} = {own}"]
     if inside:
         lines.append(f"{inside} = {name} < {math.prod(a.size for a in axes)}")
-    return lines + decoded(axes, name)
+    return lines + apart(axes, name)
 
 
-def decoded(axes: Sequence[Axis], name: str) -> list[str]:
-    """The counters of several loops, of one that counts them all."""
-    rest = Index(((Axis(name, math.prod(a.size for a in axes)), 1),))
-    lines: list[str] = []
-    for axis in reversed(axes if len(axes) > 1 else ()):
-        text = index_text(rest % axis.size, "//")
-        lines.insert(0, f"{axis.name} = {text[1:-1] if text.startswith('(') else text}")
-        rest = rest // axis.size
-    return lines
+def apart(axes: Sequence[Axis], name: str) -> list[str]:
+    """Lines that say what the counters of several loops are, of one that counts them all."""
+    return [f"{own} = {text}" for own, text in decoded(axes, name, "//")] if len(axes) > 1 else []
 
 
 def stored(place: str, value: str, dtype: torch.dtype, mask: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from ..loops.ir import Expr, Kernel, Put, computed
 from ..loops.scatter import Scatter, in_order
 from ..loops.values import Value
 from .emitter import elements, print_expressions
-from .triton_language import Tile, Triton, counters, decoded, is_wide, power_of_two, stored, value_text
+from .triton_language import Tile, Triton, apart, counters, is_wide, power_of_two, stored, value_text
 
 _TILE = 256
 """Elements of a tile: two for each thread of four warps."""
@@ -54,7 +54,7 @@ def scatter_function(kernel: Kernel) -> tuple[list[str], int, int]:
         # the barrier keeps what one thread writes from being read by another before
         counter = ordered[0].name if len(ordered) == 1 else "place"
         cast = f"{counter} = tl.cast(step, tl.int{64 if wide else 32})"
-        body = ["tl.debug_barrier()", cast, *decoded(ordered, counter), *body]
+        body = ["tl.debug_barrier()", cast, *apart(ordered, counter), *body]
         body = [f"for step in range({steps}):", *(f"    {line}" for line in body)]
     head = ["@triton.jit", f"def {{name}}({', '.join(names[b.name] for b in kernel.parameters)}):"]
     return [*head, *(f"    {line}" for line in (*lines, *body))], blocks * strips, max(1, height * width // 64)

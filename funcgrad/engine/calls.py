@@ -5,32 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from attrs import frozen
 from torch import Tensor
 
 from ..errors import OpaqueCallError
+from ..runtime.cotangents import Blank, Hollow
 from ..source import Source, compile_function
 from ..subclasses import Wrapping, inner_tensors
 from ..torch_private.engine import add_to_each
-from ..torch_private.tensors import ALONE, holders
+from ..torch_private.tensors import ALONE, holders, is_wrapper_subclass
 from .statements import Statement, accumulate
 from .tokens import Ref, refs_in
 
+Look = Blank | Hollow
+"""How a result of the caller's Python looked."""
 
-@frozen
-class Look:
-    """How a result of the caller's Python looked: its sizes; of each plain tensor that it is made of, or is, sizes,
-    strides, dtype and device; and how a wrapper subclass is made of them."""
 
-    shape: tuple[int, ...]
-    inner: tuple[tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device], ...]
-    wrapping: Wrapping | None
-
-    @staticmethod
-    def of(value: Tensor) -> Look:
-        inner = tuple((tuple(t.shape), tuple(t.stride()), t.dtype, t.device) for t in inner_tensors(value))
-        return Look(tuple(value.shape), inner, Wrapping.of(value))
+def look_of(value: Any) -> Look | None:
+    """None for what is no tensor."""
+    if not isinstance(value, Tensor):
+        return None
+    return Hollow.of(value) if is_wrapper_subclass(value) else Blank.of(value)
 
 
 @frozen(eq=False)

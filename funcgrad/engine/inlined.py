@@ -31,8 +31,8 @@ from .statements import Function, Kind, Statement
 from .tokens import Ref
 
 
-class Region(Function):
-    """The backward of a region that may be copied. ``sizes``: the ints among what it has saved, then
+class Inlinable(Function):
+    """The backward of a compiled function, which may be copied. ``sizes``: the ints among what it has saved, then
     ``sizes_beside``, as the engine hands them over. ``reads_state``, ``runs_python``: what the caller's Python does
     in it."""
 
@@ -55,9 +55,9 @@ def with_calls(statements: Sequence[Statement]) -> list[Statement]:
     hook exchanges the code of a function that runs later in the same pass, is not looked for."""
     found, has_run = list[Statement](), False
     for s in statements:
-        if isinstance(s.run, Region) and s.run.reads_state and has_run:
+        if isinstance(s.run, Inlinable) and s.run.reads_state and has_run:
             s = evolve(s, run=s.run.call, may_be_none=True)
-        has_run = has_run or (s.kind is Kind.CALL and (not isinstance(s.run, Region) or s.run.runs_python))
+        has_run = has_run or (s.kind is Kind.CALL and (not isinstance(s.run, Inlinable) or s.run.runs_python))
         found.append(s)
     return found
 
@@ -72,7 +72,7 @@ def function_of(given: Sequence[bool], context: Any, refs: Callable[[Any], Any])
     if not reads_as_traced(context):
         why = "whose backward pass reads Python state that has changed since the call"
         return Function(given), f"{program.name}, {why}"
-    return Region(given, refs(context._get_compiled_autograd_symints()), program), None
+    return Inlinable(given, refs(context._get_compiled_autograd_symints()), program), None
 
 
 def floats_of(context: Any) -> list[float]:

@@ -33,7 +33,7 @@ from ..torch_private.functional import from_functional, to_functional
 from ..torch_private.modes import without_function_modes
 from ..torch_private.tensors import is_wrapper_subclass, storage_id
 from .calls import Accumulate, Look, Step, block, calling, storing, unwrapping, wrapping
-from .inlined import Copy, Region, written_by
+from .inlined import Copy, Inlinable, written_by
 from .run import Run, Symbolic, has_wrapped, memory_ids
 from .statements import Declared, Kind, Statement, lies_like, short_name, validated
 from .tokens import Ref, mapped, refs_in
@@ -166,10 +166,10 @@ class _Lowering:
         for k, value in enumerate(self._run.scalars):
             self._made[Ref("scalars", k)] = value
         for s in self._statements if self._symbolic.inlines else ():
-            if isinstance(s.run, Region):
+            if isinstance(s.run, Inlinable):
                 self._scalars[s.number] = self._scalars_of(s.run, s.args[1])
 
-    def _scalars_of(self, region: Region, at: Ref) -> dict[int, Any]:
+    def _scalars_of(self, region: Inlinable, at: Ref) -> dict[int, Any]:
         """What a region has saved that is no tensor: ints are sizes of the run, floats inputs of their own."""
         found: dict[int, Any] = dict(self._run.read(at).scalars)
         ints = iter(region.sizes)
@@ -203,7 +203,7 @@ class _Lowering:
                     self._store(s)
                     continue
                 self._trace.plays = short_name(s.name), s
-                results = self._region(s, s.run) if isinstance(s.run, Region) else s.run(*mapped(s.args, self._read))
+                results = self._region(s, s.run) if isinstance(s.run, Inlinable) else s.run(*mapped(s.args, self._read))
                 self._made.update(zip(s.results, results, strict=True))
         self._trace.plays = None
         self._settle()
@@ -227,7 +227,7 @@ class _Lowering:
     def _part(self, s: Statement) -> tuple[bool, int]:
         """Statements that follow each other with the same are played together: whether they are no part of the graph,
         and what node they belong to; those of sparse gradients go together from their first to the leaf."""
-        is_call = s.kind is Kind.CALL and not (isinstance(s.run, Region) and self._symbolic.inlines)
+        is_call = s.kind is Kind.CALL and not (isinstance(s.run, Inlinable) and self._symbolic.inlines)
         if self._has_sparse(s):
             return True, -1
         return is_call or s.kind is Kind.STORE, s.node
@@ -385,7 +385,7 @@ class _Lowering:
             run, (self._hooks, self._packed, *values, *before), results, name=name, writes=sorted(writes)
         )
 
-    def _region(self, s: Statement, region: Region) -> list[Any]:
+    def _region(self, s: Statement, region: Inlinable) -> list[Any]:
         """The backward half of a compiled region, as a part of the graph."""
         validation, at, saved, *cotangents = s.args
         context = self._run.read(at)
@@ -419,12 +419,7 @@ class _Lowering:
         if isinstance(like, Ref) and self._read(like) is None:
             return None
         if look is not None and (self._wraps or like is None):
-            inner = [
-                self._fake(functools.partial(torch.empty_strided, a, b, dtype=c, device=d)) for a, b, c, d in look.inner
-            ]
-            return (
-                inner[0] if look.wrapping is None else self._fake(functools.partial(look.wrapping.build, iter(inner)))
-            )
+            return self._fake(lambda: look.empty().requires_grad_(False))
         if isinstance(like, Ref):
             given, inside = self._read(like), self._inside.get(like)
             own = value_of(self._trace.node(from_functional(given))) if inside is None else inside

@@ -11,7 +11,7 @@ from typing import Any
 from ..runtime.execute import Differentiable
 from ..show.parts import Doc, Table
 from ..show.units import in_bytes, in_seconds
-from .inlined import Region
+from .inlined import Inlinable
 from .run import Run
 from .statements import Kind, Statement, short_name
 from .tokens import refs_in
@@ -48,7 +48,7 @@ def statement_rows(
     for s in statements:
         node = nodes.get(s.node, "") if s.node != last else ""
         last = s.node
-        parts = ("" if isinstance(s.run, Region) else _DOES[s.kind], callers.get(s.number, ""))
+        parts = ("" if isinstance(s.run, Inlinable) else _DOES[s.kind], callers.get(s.number, ""))
         does = ": ".join(filter(None, parts))
         yield short_name(node), str(s), does
 

@@ -144,7 +144,7 @@ class Walk:
         node_of = {number: node for node, number in found.numbers.items()}
         nodes = [node_of[n] for n in found.order if n != found.root]
         leaf = (1 << 64) - 1
-        self._steps: list[tuple[int, int, int]] = []
+        self._steps: list[tuple[int, int]] = []
         place: dict[Any, int] = {}
         ways: dict[Any, tuple[int, int]] = {}
         for i, root in enumerate(roots):
@@ -153,7 +153,7 @@ class Walk:
             if sequence_number(node) == leaf:
                 continue
             place[node] = len(place)
-            self._steps.append((*ways[node], 0))
+            self._steps.append(ways[node])
             for i, (n, _) in enumerate(node.next_functions):
                 if n is not None:
                     ways.setdefault(n, (place[node], i))
@@ -166,7 +166,7 @@ class Walk:
             return False
         followers: list[Any] = []
         last = 1 << 64
-        for parent, edge, _ in self._steps:
+        for parent, edge in self._steps:
             node = roots[edge] if parent < 0 else followers[parent][edge][0]
             made = node._sequence_nr()
             if made >= last:

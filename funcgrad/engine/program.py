@@ -26,7 +26,7 @@ from ..symbolic.sizes import SizeError
 from ..torch_private.autograd import any_autocast
 from ..torch_private.tensors import looks_like, looks_like_in
 from .calls import Look
-from .inlined import Region, floats_of, with_calls, written_by
+from .inlined import Inlinable, floats_of, with_calls, written_by
 from .looks import Looks
 from .lowering import Lowered, lower
 from .page import names_of_callers, page
@@ -124,7 +124,7 @@ class Captured(Shown):
         self.learns = any(s.may_be_none for s in statements)
         """Whether the caller's Python may return what the engine does not say: the first run of a kind is by
         statements, and tells."""
-        self.calls_python = any(s.kind is Kind.CALL and not isinstance(s.run, Region) for s in statements)
+        self.calls_python = any(s.kind is Kind.CALL and not isinstance(s.run, Inlinable) for s in statements)
         self.has_unpacked = any(s.kind is Kind.CALL and s.likes and not any(s.likes) for s in statements)
         self.stored = [s.args[0].at for s in statements if s.kind is Kind.STORE]
         """The inputs that are leaves to whose ``.grad`` it adds."""
@@ -133,7 +133,7 @@ class Captured(Shown):
         self.runs = 0
         self.saved: int | None = None
         self._written = [s.writes.at for s in statements if s.writes is not None]
-        self._regions = [s for s in statements if isinstance(s.run, Region)]
+        self._regions = [s for s in statements if isinstance(s.run, Inlinable)]
         self._variants: dict[Order | None, Variant] = {}
         self._now: Variant | None = None
 
@@ -151,7 +151,7 @@ class Captured(Shown):
         return Several(made.executable for variant in self.variants for made in variant.made)
 
     def headline(self) -> str:
-        calls = sum(s.kind is Kind.CALL and not isinstance(s.run, Region) for s in self.statements)
+        calls = sum(s.kind is Kind.CALL and not isinstance(s.run, Inlinable) for s in self.statements)
         statements = f"{len(self.statements)} statements, {calls} of them calls of Python"
         return f"{self.name}: {statements}, {len(self.programs)} programs"
 
@@ -236,23 +236,13 @@ class Captured(Shown):
     ) -> Made | Exception:
         """A program for a run, or why there is none."""
         programs = variant.programs[options]
-        symbolic = Symbolic(inlines=variant.inlines)
-        if (
-            options.dynamic is not False
-            and not self.has_unpacked
-            and options.memory_budget is None
-            and not has_wrapped(run)
-        ):
-            symbolic = evolve(
-                _symbolic(programs[0] if programs else None, run, bool(options.dynamic)), inlines=variant.inlines
-            )
-        attempts = [symbolic]
-        attempts += [Symbolic(inlines=variant.inlines)] if symbolic.varies else []
-        attempts += (
-            [Symbolic(numbers=False)]
-            if variant.inlines and any(floats_of(run.read(s.args[1])) for s in self._regions)
-            else []
-        )
+        attempts = [Symbolic(inlines=variant.inlines)]
+        is_fixed = options.dynamic is False or options.memory_budget is not None
+        if not (is_fixed or self.has_unpacked or has_wrapped(run)):
+            symbolic = _symbolic(programs[0] if programs else None, run, bool(options.dynamic))
+            attempts = [*([evolve(symbolic, inlines=variant.inlines)] if symbolic.varies else []), *attempts]
+        if variant.inlines and any(floats_of(run.read(s.args[1])) for s in self._regions):
+            attempts.append(Symbolic(numbers=False))
         unsymbolic = ""
         stages = Stages(self.name)
         with stages.progress():

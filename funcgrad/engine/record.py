@@ -19,7 +19,7 @@ from ..errors import GraphError
 from ..runtime.execute import leaves_passed_over
 from ..torch_private.engine import engine_operators, is_traceable
 from ..torch_private.modes import TorchDispatchMode
-from .inlined import Region, function_of
+from .inlined import Inlinable, function_of
 from .statements import (
     VALIDATE,
     Declared,
@@ -162,7 +162,9 @@ class Recorder:
         args = (None, Ref("hooks", context), refs(list(saved)), *refs(tuple(inputs)))
         run, why = function_of([m is not None for m in metadata], function, refs)
         self.calls += [why] if why is not None else []
-        new = self._say(Kind.CALL, type(function).__name__, run, args, likes, may_be_none=not isinstance(run, Region))
+        new = self._say(
+            Kind.CALL, type(function).__name__, run, args, likes, may_be_none=not isinstance(run, Inlinable)
+        )
         passed_over = leaves_passed_over(function, inputs)
         self._passes_over = self._passes_over or bool(passed_over)
         given = enumerate(zip(metadata, new, strict=True))

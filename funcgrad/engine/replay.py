@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..autograd_state import version_of
 from ..runtime.given_tensors import require_versions
-from .calls import Look
+from .calls import Look, look_of
 from .run import Run
 from .statements import Kind, Statement
 from .tokens import Ref, mapped, refs_in
@@ -59,7 +59,7 @@ class Replay:
             if any(map(_is_sparse, results)):
                 sparse.update(r for r, v in zip(s.results, results, strict=True) if v is None or _is_sparse(v))
             elif s.kind is Kind.CALL:
-                self.looks[s.number] = tuple(Look.of(v) if isinstance(v, Tensor) else None for v in results)
+                self.looks[s.number] = tuple(map(look_of, results))
             made.update(zip(s.results, results, strict=True))
             del results
             for ref in gone:

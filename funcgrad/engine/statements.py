@@ -14,6 +14,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from ..capture.views import is_dense
 from ..runtime.given_tensors import require_versions
 from ..torch_private.autograd import materializes
 from ..torch_private.engine import call_cpp_pre_hook, engine_operators, zeros_for
@@ -124,10 +125,11 @@ def slice_put_back(
     needs: Sequence[bool], whole: Tensor, found: Sequence[Tensor | None], part: Tensor
 ) -> tuple[Tensor | None, ...]:
     """The gradients of the inputs: the first, of the view, in its place in that of the base."""
-    if needs[0] and found[0] is not None:
-        part.copy_(found[0])
-        return (whole, *(g if need else None for need, g in zip(needs[1:], found[1:], strict=True)))
-    return (None, *(g if need else None for need, g in zip(needs[1:], found[1:], strict=True)))
+    others = [g if need else None for need, g in zip(needs[1:], found[1:], strict=True)]
+    if not needs[0] or found[0] is None:
+        return (None, *others)
+    part.copy_(found[0])
+    return (whole, *others)
 
 
 # ── gradients of leaves ──────────────────────────────────────────────────────────────────────────────────────────
@@ -181,15 +183,7 @@ def _like(variable: Tensor, grad: Tensor) -> Tensor:
 
 
 def _is_dense(variable: Tensor) -> bool:
-    """Whether a tensor's elements lie side by side, each for itself, in some order of its dimensions."""
-    if variable.is_contiguous():
-        return True
-    expected = 1
-    for stride, size in sorted((s, n) for s, n in zip(variable.stride(), variable.shape, strict=True) if n != 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
+    return variable.is_contiguous() or is_dense(variable)
 
 
 # ── the caller's Python ──────────────────────────────────────────────────────────────────────────────────────────

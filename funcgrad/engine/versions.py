@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..autograd_state import versions_of_saved
 from ..runtime.given_tensors import require_versions
-from .inlined import Region
+from .inlined import Inlinable
 from .statements import VALIDATE, Function, Functional, Kind, Statement
 from .tokens import Ref, refs_in
 
@@ -23,7 +23,7 @@ from .tokens import Ref, refs_in
 def saved_by(s: Statement) -> list[Ref]:
     """The inputs of a run that a statement reads as what was saved, all of them and always: an ``autograd.Function``
     of the caller's need not read what it has."""
-    if isinstance(s.run, Region):
+    if isinstance(s.run, Inlinable):
         read = s.args[2]
     elif s.kind is Kind.PURE and isinstance(s.run, Functional) and s.run is not VALIDATE:
         read = s.args[1:]
@@ -35,7 +35,7 @@ def saved_by(s: Statement) -> list[Ref]:
 def saved_for(s: Statement) -> list[Ref | None]:
     """Of what an ``autograd.Function`` of the caller's is given as saved, the inputs of a run: where it reads any,
     it reads all."""
-    if not isinstance(s.run, Function) or isinstance(s.run, Region):
+    if not isinstance(s.run, Function) or isinstance(s.run, Inlinable):
         return []
     return [ref if isinstance(ref, Ref) and ref.of == "inputs" else None for ref in s.args[2]]
 

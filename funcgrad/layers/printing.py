@@ -136,8 +136,7 @@ class _Printer:
         elif isinstance(recipe, BaseOf):
             self._variables[slot] = self._variables[recipe.of] if recipe.is_itself else self._base(slot, recipe)
         elif isinstance(recipe, Drawn):
-            self._constants["draw_key"] = draw_key
-            self.lines.append(f"{self.name(slot)} = draw_key()")
+            self.lines.append(f"{self.name(slot)} = {self._call(draw_key)}")
         elif isinstance(recipe, Wrapped):
             text = self._wrap(recipe.wrapping, iter([self._variables[of] for of in recipe.of]))
             self.lines.append(f"{self.name(slot)} = {text}")
@@ -166,8 +165,7 @@ class _Printer:
         if found.length is None:
             self.lines.append(f"{name} = {of}._base")
         elif found.grows:
-            self._constants["grown_storage"] = grown_storage
-            self.lines.append(f"{name} = grown_storage({of}, {found.length})")
+            self.lines.append(f"{name} = {self._call(grown_storage, of, found.length)}")
         else:
             self._constants["as_strided"] = torch.as_strided
             self.lines.append(
@@ -189,8 +187,7 @@ class _Printer:
             value = target
         if view.computed:
             carried = with_history_of if detaches(view.steps) else view_with_history_of
-            self._constants[carried.__name__] = carried
-            self.lines.append(f"{target} = {carried.__name__}({target}, {computed})")
+            self.lines.append(f"{target} = {self._call(carried, target, computed)}")
 
     def _within(self, tracked: bool, within: str = "") -> str:
         """What a line that is not tracked by autograd stands in."""
@@ -231,15 +228,12 @@ class _Printer:
 
     def bump(self, slots: Sequence[Slot]) -> None:
         """Lines that move version counters on."""
-        for slot in slots:
-            self._constants["bump_version"] = bump_version
-            self.lines.append(f"bump_version({self._variables[slot]})")
+        self.lines += [self._call(bump_version, self._variables[slot]) for slot in slots]
 
     def note_versions(self, slots: Sequence[Slot]) -> None:
         """A line that reads the version counters of all inputs, before any is moved."""
-        self._constants["versions_of"] = versions_of
         self._versions = self._fresh("versions")
-        self.lines.append(f"{self._versions} = versions_of({self._list(slots)})")
+        self.lines.append(f"{self._versions} = {self._call(versions_of, self._list(slots))}")
 
     def _list(self, slots: Iterable[Slot]) -> str:
         return f"[{', '.join(self._variables[slot] for slot in slots)}]"
@@ -253,26 +247,22 @@ class _Printer:
             self._constants["versions_kept"] = versions_kept
             within = f"with versions_kept({target}): "
         if isinstance(effect, CopyBack) and effect.is_subclass:
-            self._constants["overwrite"] = overwrite
-            how = "" if effect.how == "plain" else f", {effect.how!r}"
-            self.lines.append(f"{within}overwrite({target}, {self._variables[effect.source]}{how})")
+            how = [] if effect.how == "plain" else [repr(effect.how)]
+            self.lines.append(within + self._call(overwrite, target, self._variables[effect.source], *how))
         elif isinstance(effect, CopyBack) and effect.by == "write_below":
-            self._constants["write_below"] = write_below
-            self.lines.append(f"{within}write_below({target}, {self._variables[effect.source]})")
+            self.lines.append(within + self._call(write_below, target, self._variables[effect.source]))
         elif isinstance(effect, CopyBack) and effect.by == "write_dual":
-            self._constants["write_dual"] = write_dual
             source = self._variables[effect.source]
-            self.lines.append(f"{within}write_dual({target}, {source}, {effect.how == 'plain'})")
+            self.lines.append(within + self._call(write_dual, target, source, effect.how == "plain"))
         elif isinstance(effect, CopyBack):
             through = {"plain": "", "detached": ".detach()", "unversioned": ".data"}[effect.how]
             source = self._variables[effect.source]
             self.lines.append(
-                f"{within}{target}{through}.copy_({self._to_no_end(source) if effect.to_no_end else source})"
+                f"{within}{target}{through}.copy_({self._call(with_dead_end, source) if effect.to_no_end else source})"
             )
         elif isinstance(effect, Restride):
-            self._constants["renew_history"] = renew_history
             # autograd finds the history of a view again, of its base and by its sizes, when asked
-            renew = f"renew_history({target})"
+            renew = self._call(renew_history, target)
             if effect.renewed:
                 self.lines.append(renew)
             for step in effect.steps:
@@ -284,21 +274,17 @@ class _Printer:
             if effect.how == "set_":
                 self.lines.append(f"{self._within(False, within)}{target}.set_({source})")
             elif effect.how == "set_, tracked":
-                self.lines.append(f"{self._within(True, within)}{target}.set_({self._to_no_end(source)})")
+                self.lines.append(f"{self._within(True, within)}{target}.set_({self._call(with_dead_end, source)})")
             else:
                 self.lines.append(f"{target}.data = {source}")
         elif isinstance(effect, SetGradient) and effect.source is not None and effect.earlier:
-            self._constants["set_earlier_gradient"] = set_earlier_gradient
-            self.lines.append(f"set_earlier_gradient({target}, {self._variables[effect.source]})")
+            self.lines.append(self._call(set_earlier_gradient, target, self._variables[effect.source]))
         elif isinstance(effect, (SetGradient, SetResultGradient)):
             self.lines.append(f"{target}.grad = {None if effect.source is None else self._variables[effect.source]}")
         elif isinstance(effect, GoOn):
-            self._constants["go_on"] = go_on
             lists = ([s.of for s in effect.sources], effect.sources, effect.written, effect.leaves)
             tensors, gradients, *rest = map(self._list, lists)
-            self.lines.append(
-                f"go_on({tensors}, {gradients}, {effect.keeps_graph}, {', '.join(rest)}, {self._versions})"
-            )
+            self.lines.append(self._call(go_on, tensors, gradients, effect.keeps_graph, *rest, self._versions))
         elif isinstance(effect, RequireGrad):
             self.lines.append(f"{target}.requires_grad_({'' if effect.on else 'False'})")
         elif isinstance(effect, RetainGrad):
@@ -307,16 +293,16 @@ class _Printer:
             self._constants["Parameter"] = torch.nn.Parameter
             self.lines.append(f"{target} = Parameter({target}, {effect.requires_grad})")
         elif isinstance(effect, MakeInference):
-            self._constants["as_inference"] = as_inference
-            self.lines.append(f"{target} = as_inference({target})")
+            self.lines.append(f"{target} = {self._call(as_inference, target)}")
         elif isinstance(effect, SetAttribute):
             self.lines.append(f"{target}.{effect.name} = {self._argument(effect.value)}")
         else:
-            self.lines.append(f"{target} = {self._to_no_end(target)}")
+            self.lines.append(f"{target} = {self._call(with_dead_end, target)}")
 
-    def _to_no_end(self, value: str) -> str:
-        self._constants["with_dead_end"] = with_dead_end
-        return f"with_dead_end({value})"
+    def _call(self, function: Callable[..., Any], *arguments: object) -> str:
+        """A call of one of our own functions, which is named as it is called."""
+        self._constants[function.__name__] = function
+        return f"{function.__name__}({', '.join(map(str, arguments))})"
 
     def _argument(self, value: Any) -> str:
         if isinstance(value, tuple):

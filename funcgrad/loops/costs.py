@@ -14,6 +14,9 @@ from .values import Map, Reduce, Value, Within
 
 _ADDITION = Cost()
 
+ROW = 16
+"""Elements of a row for which one more number is nothing to read, or to keep."""
+
 FUNCTIONS = frozenset(
     (
         "exp log sin cos tan tanh sigmoid erf erfc expm1 log1p log2 log10 exp2 asin acos atan sinh cosh asinh acosh "
@@ -22,6 +25,9 @@ FUNCTIONS = frozenset(
     ).split()
 )
 """Operations that are dear: a value is worth a loop, or memory, of its own."""
+
+TURNS = ("sin", "cos")
+"""Functions of an angle: most of the work on both is the same."""
 
 DIVISIONS = frozenset("div reciprocal sqrt rsqrt fmod remainder erfcx".split())
 """With them, all operations but those that cost what an addition does."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +14,6 @@ import torch
 from ..graphs import target_text
 from ..torch_private.operators import aten_overloads
 from .table import TABLE
-
-_KINDS = {
-    "rows_pointwise": "one operation for each element",
-    "rows_formulas": "activations",
-    "rows_losses": "losses",
-    "rows_reduce": "reductions",
-    "rows_scan": "running reductions",
-    "rows_norms": "normalisations",
-    "rows_pool": "pooling",
-    "rows_products": "small products of matrices, and those with vectors",
-    "rows_linalg": "small systems of equations",
-    "rows_views": "tensors made from numbers, and looks at tensors",
-    "rows_gather": "elements at indices that are tensors",
-    "rows_scatter": "elements put where tensors say",
-    "rows_random": "random numbers",
-    "rows_put": "tensors put together from parts, and gradients of views",
-}
-"""What the rows of each module are."""
 
 
 def page() -> str:
@@ -46,17 +29,20 @@ def page() -> str:
         f"## Operators with a row ({len(TABLE)} overloads)", "",
         "| rows | operators |", "|---|---|",
     ]  # fmt: skip
-    by_kind: dict[str, list[Any]] = {kind: [] for kind in _KINDS}
+    by_kind: dict[str, list[Any]] = {}
     for op, rule in TABLE.items():
-        by_kind[_module(rule)].append(op)
-    lines += [f"| {text} | {_listed(by_kind[kind])} |" for kind, text in _KINDS.items()]
+        by_kind.setdefault(_kind(rule), []).append(op)
+    lines += [f"| {kind} | {_listed(ops)} |" for kind, ops in by_kind.items()]
     missing = [op for op in _core() if op not in TABLE]
     lines += ["", f"## Core ATen operators without one ({len(missing)} overloads)", "", _listed(missing), ""]
     return "\n".join(lines)
 
 
-def _module(rule: Callable[..., Any]) -> str:
-    return rule.__module__.rsplit(".", 1)[1]
+def _kind(rule: Callable[..., Any]) -> str:
+    """What the rows of a module are, as it says itself."""
+    written = rule.func if isinstance(rule, partial) else rule
+    said, *_ = str(sys.modules[written.__module__].__doc__).splitlines()
+    return said.removeprefix("Rows of the op table: ").rstrip(".")
 
 
 def _listed(overloads: Iterable[Any]) -> str:

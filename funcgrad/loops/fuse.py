@@ -16,10 +16,10 @@ from torch import fx
 
 from ..graphs import is_getitem
 from ..symbolic.sizes import hint
-from .costs import is_dear, own_cost
+from .costs import ROW, is_dear, own_cost
 from .domain import Domain, Place, core, decide, place, refine, widen
 from .gather import Gather
-from .groups import ROW, Decision, ExternTask, Fused, Group, Order, Task
+from .groups import Decision, ExternTask, Fused, Group, Order, Task
 from .index import Axis, Index, innermost, substitute
 from .lower import Lowering
 from .order import in_turn, totals_first
@@ -329,7 +329,7 @@ class _Fusion:
                 stored[value] = own
         tasks = _in_order(self._tasks, {t for t in self._tasks if isinstance(t, Group) and self._shrinks(t, stored)})
         compute_again(tasks, stored, self._wanted, self._group_of, self._task_of, self._machine)
-        return Fused(tuple(tasks), stored, self._group_of)
+        return Fused(tuple(tasks), stored)
 
 
 def _misfit(value: Value, at: Place, group: Group, domain: Domain, sources: Sequence[Read]) -> str:

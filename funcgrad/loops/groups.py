@@ -12,12 +12,6 @@ from .domain import Domain
 from .scatter import Scatter
 from .values import Value
 
-ROW = 16
-"""Elements of a row for which one more number is nothing to read, or to keep."""
-
-TURNS = ("sin", "cos")
-"""Functions of an angle: most of the work on both is the same."""
-
 
 @frozen(eq=False)
 class Decision:
@@ -66,7 +60,6 @@ class Fused:
 
     tasks: tuple[Task, ...]
     stored: Mapping[Value, Group]
-    group_of: Mapping[Value, Group]
 
 
 class Order:

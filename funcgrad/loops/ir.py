@@ -131,6 +131,11 @@ class Buffer:
     dtype: torch.dtype
     strides: tuple[int, ...]
 
+    @property
+    def extent(self) -> int:
+        """Elements from the first to the last, with what lies between them."""
+        return 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
+
 
 @frozen(eq=False)
 class Store:

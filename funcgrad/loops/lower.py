@@ -26,7 +26,7 @@ from ..torch_private.symbols import is_size
 from ..torch_private.tensors import is_zero_tensor
 from .gather import Checked
 from .index import ZERO
-from .rows import HALF, TAKES_SCALARS, plain
+from .rows import HALF, TAKES_GIVEN, TAKES_SCALARS, plain
 from .table import TABLE
 from .values import (
     Memory,
@@ -162,7 +162,7 @@ def _value(node: fx.Node, values: Mapping[fx.Node, Any], device: torch.device, r
     if scalars and (node.target not in TAKES_SCALARS or any(t.dtype in HALF for t in made)):
         # in half precision it is not rounded as a tensor of it is
         return "a number that is known when the program runs"
-    if getattr(rule, "takes_given", False):
+    if node.target in TAKES_GIVEN:
         kwargs = {**kwargs, "given": [value_of(n) for n in node.all_input_nodes]}
     try:
         found = rule(*args, **kwargs, out=_types(out))

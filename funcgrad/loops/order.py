@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from torch import fx
 
 from ..graphs import has_effect
-from .groups import ROW
+from .costs import ROW
 from .lower import Lowering
 from .values import Map, Memory, Reduce, Value, below, is_given, whole
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from attrs import frozen
 
 from ..machine import Machine
-from .costs import own_cost
+from .costs import ROW, own_cost
 from .gather import Gather
-from .groups import ROW, Group, Task
+from .groups import Group, Task
 from .values import Count, Map, Memory, Number, Reduce, Value, View, Within
 
 _AT_MOST = 16

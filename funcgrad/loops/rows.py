@@ -19,6 +19,9 @@ TABLE: dict[Any, Rule] = {}
 """Operator overload → its row. A row takes the operator's arguments and ``out``, the fake value(s) it returns."""
 
 
+TAKES_GIVEN: set[Any] = set()
+"""Overloads whose rows are told of the tensors they are called with, too, as ``given``: how they lie in memory."""
+
 TAKES_SCALARS: set[Any] = set()
 """Overloads whose rows take a ``Scalar`` where there may be a number: they ask nothing of its value."""
 

@@ -1,4 +1,4 @@
-"""Rows of the op table: activations and losses, formulas of several steps for each element."""
+"""Rows of the op table: activations, formulas of several steps for each element."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _shrink_backward(g: Value, x: Value, by: Any) -> Value:
 
 
 def _hardshrink(x: Value, by: Any = 0.5) -> Value:
-    return where(pointwise("and", compare("ge", x, -float(by)), compare("le", x, float(by))), 0.0, x)
+    return _shrink_backward(x, x, by)
 
 
 def _mish(x: Value) -> Value:

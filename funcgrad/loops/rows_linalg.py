@@ -16,7 +16,7 @@ import torch
 from ..symbolic.known import is_few
 from .gather import Checked
 from .index import Index
-from .rows import TABLE, Rule, aten, row
+from .rows import TABLE, TAKES_GIVEN, aten, row
 from .values import Value, compare, concatenate, look, number, own_index, permute, pointwise, reshape, where
 
 _LARGEST = 4
@@ -176,35 +176,28 @@ def _inverse(a: Value, *, check_errors: bool = False, out: Any) -> Any:
     return _solution(lu, exchanges, identity, True, False), info
 
 
-def _determinant(log: bool) -> Rule:
-    def rule(a: Value, *, out: Any, given: Any) -> Any:
-        if not _is_small(a):
-            return NotImplemented
-        turned = given[0].is_contiguous()  # as PyTorch, which saves itself a copy; its gradient knows
-        lu, exchanges, _ = _factor(_elements(_transposed(a) if turned else a))
-        diagonal = [lu[i][i] for i in range(len(lu))]
-        signs = [
-            where(compare("eq", e, k), number(1.0, a.dtype), number(-1.0, a.dtype)) for k, e in enumerate(exchanges)
-        ]
-        rest = (_matrix(lu), _pivots(exchanges))
-        if not log:
-            return (_product([*signs, *diagonal]), *rest)
-        sizes = [pointwise("log", pointwise("abs", d)) for d in diagonal]
-        return (
-            _product([*signs, *(pointwise("sign", d) for d in diagonal)]),
-            functools.reduce(lambda x, y: x + y, sizes),
-            *rest,
-        )
-
-    rule.takes_given = True  # type: ignore[attr-defined]
-    return rule
+def _determinant(log: bool, a: Value, *, out: Any, given: Any) -> Any:
+    if not _is_small(a):
+        return NotImplemented
+    turned = given[0].is_contiguous()  # as PyTorch, which saves itself a copy; its gradient knows
+    lu, exchanges, _ = _factor(_elements(_transposed(a) if turned else a))
+    diagonal = [lu[i][i] for i in range(len(lu))]
+    signs = [where(compare("eq", e, k), number(1.0, a.dtype), number(-1.0, a.dtype)) for k, e in enumerate(exchanges)]
+    rest = (_matrix(lu), _pivots(exchanges))
+    if not log:
+        return (_product([*signs, *diagonal]), *rest)
+    sizes = [pointwise("log", pointwise("abs", d)) for d in diagonal]
+    sign = _product([*signs, *(pointwise("sign", d) for d in diagonal)])
+    return (sign, functools.reduce(lambda x, y: x + y, sizes), *rest)
 
 
 def _product(values: Sequence[Value]) -> Value:
     return functools.reduce(lambda x, y: x * y, values)
 
 
-TABLE[aten._linalg_det.default], TABLE[aten._linalg_slogdet.default] = _determinant(False), _determinant(True)
+TABLE[aten._linalg_det.default] = functools.partial(_determinant, False)
+TABLE[aten._linalg_slogdet.default] = functools.partial(_determinant, True)
+TAKES_GIVEN |= {aten._linalg_det.default, aten._linalg_slogdet.default}
 
 
 @row(aten._linalg_check_errors.default)

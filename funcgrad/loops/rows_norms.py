@@ -25,6 +25,22 @@ def _takes(x: Value, *given: Value | None) -> bool:
     return all(v is None or v.dtype in (x.dtype, wide) for v in given)
 
 
+def _affine(y: Value, weight: Value | None, bias: Value | None) -> Value:
+    y = y if weight is None else y * cast(weight, y.dtype)
+    return y if bias is None else y + cast(bias, y.dtype)
+
+
+def _gradient(g: Value, normal: Value, scale: Value, dims: Sequence[int]) -> Value:
+    """Of what was normalised over ``dims``; ``scale``: the inverse deviation."""
+    return scale * (g - average(g, dims) - normal * average(g * normal, dims))
+
+
+def _rounded(found: Sequence[Value], out: Any, mask: Sequence[bool] | None = None) -> Any:
+    """The results in their dtypes; ``mask``: which of them are asked for."""
+    wanted = [True] * len(found) if mask is None else mask
+    return tuple(cast(v, o.dtype) if is_wanted else None for v, o, is_wanted in zip(found, out, wanted, strict=True))
+
+
 @row(aten.native_layer_norm.default)
 def _layer_norm(
     x: Value, shape: Sequence[int], weight: Value | None, bias: Value | None, eps: float, *, out: Any
@@ -36,10 +52,7 @@ def _layer_norm(
     wx = cast(x, wide)
     variance, mean = variance_and_mean(wx, dims, 0, True)
     scale = pointwise("rsqrt", variance + eps)
-    y = (wx - mean) * scale
-    y = y if weight is None else y * cast(weight, wide)
-    y = y if bias is None else y + cast(bias, wide)
-    return cast(y, out[0].dtype), cast(mean, out[1].dtype), cast(scale, out[2].dtype)
+    return _rounded((_affine((wx - mean) * scale, weight, bias), mean, scale), out)
 
 
 @row(aten.native_layer_norm_backward.default)
@@ -60,16 +73,14 @@ def _layer_norm_backward(
     inner, outer = list(range(rank - len(shape), rank)), list(range(rank - len(shape)))
     g, wx, mean, scale = (cast(v, wide) for v in (g, x, mean, scale))
     normal = (wx - mean) * scale
-    gw = g if weight is None else g * cast(weight, wide)
-    grad = scale * (gw - average(gw, inner) - normal * average(gw * normal, inner))
+    gw = _affine(g, weight, None)
     sums = [reduce("sum", v, outer) if outer else v for v in (g * normal, g)]
-    found = (grad, *sums)
-    return tuple(cast(v, o.dtype) if wanted else None for v, wanted, o in zip(found, mask, out, strict=True))
+    return _rounded((_gradient(gw, normal, scale, inner), *sums), out, mask)
 
 
-def _per_channel(value: Value, rank: int) -> Value:
+def _per_channel(value: Value | None, rank: int) -> Any:
     """A number for each channel, which is dimension 1, against a tensor of so many dimensions."""
-    return reshape(value, (1, value.shape[0]) + (1,) * (rank - 2))
+    return None if value is None else reshape(value, (1, value.shape[0]) + (1,) * (rank - 2))
 
 
 @row(aten._native_batch_norm_legit_functional.default, aten._native_batch_norm_legit.no_stats)
@@ -84,9 +95,7 @@ def _batch_norm(x: Value, weight: Value | None, bias: Value | None, *rest: Any, 
     scale = pointwise("rsqrt", variance + eps)
     # as PyTorch has it for batches, and for them alone
     scale = scale if eps else where(compare("eq", variance, 0.0), 0.0, scale)
-    y = (wx - mean) * scale
-    y = y if weight is None else y * _per_channel(cast(weight, wide), rank)
-    y = y if bias is None else y + _per_channel(cast(bias, wide), rank)
+    y = _affine((wx - mean) * scale, _per_channel(weight, rank), _per_channel(bias, rank))
     mean, scale, variance = (reshape(v, (x.shape[1],)) for v in (mean, scale, variance))
     found = [y, mean, scale]
     if means is not None:
@@ -95,7 +104,7 @@ def _batch_norm(x: Value, weight: Value | None, bias: Value | None, *rest: Any, 
         found += [
             cast(old, wide) * (1 - momentum) + new * momentum for old, new in ((means, mean), (variances, unbiased))
         ]
-    return tuple(cast(v, o.dtype) for v, o in zip(found, out, strict=True))
+    return _rounded(found, out)
 
 
 @row(aten.native_batch_norm_backward.default)
@@ -120,10 +129,8 @@ def _batch_norm_backward(
     g, wx = cast(g, wide), cast(x, wide)
     mean, scale = (_per_channel(cast(v, wide), rank) for v in (mean, scale))
     normal = (wx - mean) * scale
-    grad = (g - average(g, dims) - normal * average(g * normal, dims)) * scale
-    grad = grad if weight is None else grad * _per_channel(cast(weight, wide), rank)
-    found = (grad, reduce("sum", g * normal, dims), reduce("sum", g, dims))
-    return tuple(cast(v, o.dtype) if wanted else None for v, wanted, o in zip(found, mask, out, strict=True))
+    grad = _affine(_gradient(g, normal, scale, dims), _per_channel(weight, rank), None)
+    return _rounded((grad, reduce("sum", g * normal, dims), reduce("sum", g, dims)), out, mask)
 
 
 def _grouped(value: Value, n: int, groups: int, channels: int) -> Value:
@@ -131,8 +138,8 @@ def _grouped(value: Value, n: int, groups: int, channels: int) -> Value:
     return reshape(value, (n, groups, channels // groups, value.numel // (n * channels)))
 
 
-def _per_group(value: Value, groups: int) -> Value:
-    return reshape(value, (1, groups, value.numel // groups, 1))
+def _per_group(value: Value | None, groups: int) -> Any:
+    return None if value is None else reshape(value, (1, groups, value.numel // groups, 1))
 
 
 @row(aten.native_group_norm.default)
@@ -154,11 +161,8 @@ def _group_norm(
     wx = _grouped(cast(x, wide), n, groups, channels)
     variance, mean = variance_and_mean(wx, [2, 3], 0, True)
     scale = pointwise("rsqrt", variance + eps)
-    y = (wx - mean) * scale
-    y = y if weight is None else y * _per_group(cast(weight, wide), groups)
-    y = y if bias is None else y + _per_group(cast(bias, wide), groups)
-    found = (reshape(y, x.shape), *(reshape(v, (n, groups)) for v in (mean, scale)))
-    return tuple(cast(v, o.dtype) for v, o in zip(found, out, strict=True))
+    y = _affine((wx - mean) * scale, _per_group(weight, groups), _per_group(bias, groups))
+    return _rounded((reshape(y, x.shape), *(reshape(v, (n, groups)) for v in (mean, scale))), out)
 
 
 @row(aten.native_group_norm_backward.default)
@@ -180,7 +184,6 @@ def _group_norm_backward(
     gs, wx = (_grouped(cast(v, wide), n, groups, channels) for v in (g, x))
     mean, scale = (reshape(cast(v, wide), (n, groups, 1, 1)) for v in (mean, scale))
     normal = (wx - mean) * scale
-    gw = gs if weight is None else gs * _per_group(cast(weight, wide), groups)
-    grad = scale * (gw - average(gw, [2, 3]) - normal * average(gw * normal, [2, 3]))
-    found = (reshape(grad, x.shape), *(reshape(reduce("sum", v, [0, 3]), (channels,)) for v in (gs * normal, gs)))
-    return tuple(cast(v, o.dtype) if wanted else None for v, wanted, o in zip(found, mask, out, strict=True))
+    grad = _gradient(_affine(gs, _per_group(weight, groups), None), normal, scale, [2, 3])
+    sums = (reshape(reduce("sum", v, [0, 3]), (channels,)) for v in (gs * normal, gs))
+    return _rounded((reshape(grad, x.shape), *sums), out, mask)

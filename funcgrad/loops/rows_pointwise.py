@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from ..symbolic.sizes import Size
-from .rows import HALF, TABLE, TAKES_SCALARS, Rule, aten, fits, into, is_arithmetic, item_fits, promoted, row, truth
+from .rows import (
+    HALF,
+    TABLE,
+    TAKES_GIVEN,
+    TAKES_SCALARS,
+    aten,
+    fits,
+    into,
+    is_arithmetic,
+    item_fits,
+    promoted,
+    row,
+    truth,
+)
 from .values import (
     Number,
     Scalar,
@@ -22,34 +37,28 @@ from .values import (
 )
 
 
-def _elementwise(op: str, floats_only: bool = False) -> Rule:
-    def rule(*args: Any, out: Any) -> Any:
-        if not (out.dtype.is_floating_point if floats_only else is_arithmetic(out.dtype)):
-            return NotImplemented
-        return pointwise(op, *(into(a, out.dtype) for a in args))
-
-    return rule
+def _elementwise(op: str, floats_only: bool, *args: Any, out: Any) -> Any:
+    if not (out.dtype.is_floating_point if floats_only else is_arithmetic(out.dtype)):
+        return NotImplemented
+    return pointwise(op, *(into(a, out.dtype) for a in args))
 
 
-for _name in (
-    "exp log sin cos tan tanh sigmoid sqrt rsqrt reciprocal erf erfc expm1 log1p log2 log10 exp2 asin acos atan sinh "
-    "cosh asinh acosh "
-    "atanh floor ceil trunc relu neg sign abs"
-).split():
-    TABLE[getattr(aten, _name).default] = _elementwise(_name, floats_only=_name not in ("relu", "neg", "sign", "abs"))
-TABLE[aten.round.default] = _elementwise("round", floats_only=True)
-for _name in ("maximum", "minimum", "atan2", "hypot"):
-    TABLE[getattr(aten, _name).default] = _elementwise(_name, floats_only=_name in ("atan2", "hypot"))
-for _op in (aten.mul.Tensor, aten.mul.Scalar):
-    TABLE[_op] = _elementwise("mul")
-for _op in (aten.div.Tensor, aten.div.Scalar):
-    TABLE[_op] = _elementwise("div", floats_only=True)
-for _op in (aten.fmod.Tensor, aten.fmod.Scalar):
-    TABLE[_op] = _elementwise("fmod", floats_only=True)
-for _op in (aten.remainder.Tensor, aten.remainder.Scalar):
-    TABLE[_op] = _elementwise("remainder", floats_only=True)
-TABLE[aten.clamp_min.Tensor] = _elementwise("maximum")
-TABLE[aten.clamp_max.Tensor] = _elementwise("minimum")
+for _names, _overloads, _floats_only in (
+    (
+        "exp log sin cos tan tanh sigmoid sqrt rsqrt reciprocal erf erfc expm1 log1p log2 log10 exp2 asin acos atan "
+        "sinh cosh asinh acosh atanh floor ceil trunc round atan2 hypot",
+        "default",
+        True,
+    ),
+    ("relu neg sign abs maximum minimum", "default", False),
+    ("div fmod remainder copysign", "Tensor Scalar", True),
+    ("mul", "Tensor Scalar", False),
+):
+    for _name, _overload in itertools.product(_names.split(), _overloads.split()):
+        TABLE[getattr(getattr(aten, _name), _overload)] = partial(_elementwise, _name, _floats_only)
+TABLE[aten.sgn.default] = TABLE[aten.sign.default]
+TABLE[aten.clamp_min.Tensor] = partial(_elementwise, "maximum", False)
+TABLE[aten.clamp_max.Tensor] = partial(_elementwise, "minimum", False)
 
 
 @row(aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar)
@@ -95,7 +104,7 @@ def _power(x: Value, exponent: Any, *, out: Any, given: Sequence[torch.Tensor]) 
     return pointwise("pow", x, float(exponent))  # other than of a root, that of -inf is inf, and that of -0.0 is 0.0
 
 
-_power.takes_given = True  # type: ignore[attr-defined]
+TAKES_GIVEN.add(aten.pow.Tensor_Scalar)
 
 
 @row(aten.pow.Tensor_Tensor, aten.pow.Scalar)
@@ -109,14 +118,11 @@ def _rounded(value: float, dtype: torch.dtype) -> float:
     return float(torch.tensor(float(value), dtype=torch.float64).to(dtype))
 
 
-def _comparison(op: str) -> Rule:
-    def rule(a: Any, b: Any, *, out: Any) -> Any:
-        dtype = promoted(a, b)
-        if dtype.is_complex or any(isinstance(x, Size) and not fits(x, dtype) for x in (a, b)):
-            return NotImplemented
-        return compare(op, *(_held(x, dtype) for x in (a, b)))
-
-    return rule
+def _comparison(op: str, a: Any, b: Any, *, out: Any) -> Any:
+    dtype = promoted(a, b)
+    if dtype.is_complex or any(isinstance(x, Size) and not fits(x, dtype) for x in (a, b)):
+        return NotImplemented
+    return compare(op, *(_held(x, dtype) for x in (a, b)))
 
 
 def _held(x: Any, dtype: torch.dtype) -> Value:
@@ -126,7 +132,7 @@ def _held(x: Any, dtype: torch.dtype) -> Value:
 
 
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    TABLE[getattr(aten, _name).Tensor] = TABLE[getattr(aten, _name).Scalar] = _comparison(_name)
+    TABLE[getattr(aten, _name).Tensor] = TABLE[getattr(aten, _name).Scalar] = partial(_comparison, _name)
 
 
 @row(aten.logical_not.default)
@@ -134,23 +140,18 @@ def _not(x: Value, *, out: Any) -> Any:
     return NotImplemented if x.dtype.is_complex else compare("eq", x, number(0, x.dtype))
 
 
-def _logical(op: str) -> Rule:
-    def rule(a: Value, b: Value, *, out: Any) -> Any:
-        return NotImplemented if a.dtype.is_complex or b.dtype.is_complex else pointwise(op, truth(a), truth(b))
-
-    return rule
+def _logical(op: str, a: Value, b: Value, *, out: Any) -> Any:
+    return NotImplemented if a.dtype.is_complex or b.dtype.is_complex else pointwise(op, truth(a), truth(b))
 
 
-def _bitwise(op: str) -> Rule:
-    def rule(a: Any, b: Any, *, out: Any) -> Any:
-        return NotImplemented if out.dtype.is_floating_point else pointwise(op, into(a, out.dtype), into(b, out.dtype))
-
-    return rule
+def _bitwise(op: str, a: Any, b: Any, *, out: Any) -> Any:
+    return NotImplemented if out.dtype.is_floating_point else pointwise(op, into(a, out.dtype), into(b, out.dtype))
 
 
 for _name in ("and", "or", "xor"):
-    TABLE[getattr(aten, f"logical_{_name}").default] = _logical(_name)
-    TABLE[getattr(aten, f"bitwise_{_name}").Tensor] = TABLE[getattr(aten, f"bitwise_{_name}").Scalar] = _bitwise(_name)
+    TABLE[getattr(aten, f"logical_{_name}").default] = partial(_logical, _name)
+    for _overload in ("Tensor", "Scalar"):
+        TABLE[getattr(getattr(aten, f"bitwise_{_name}"), _overload)] = partial(_bitwise, _name)
 
 
 @row(aten.bitwise_not.default)
@@ -160,11 +161,6 @@ def _invert(x: Value, *, out: Any) -> Any:
     return compare("eq", x, number(False, torch.bool)) if x.dtype == torch.bool else pointwise("invert", x)
 
 
-for _op in (aten.copysign.Tensor, aten.copysign.Scalar):
-    TABLE[_op] = _elementwise("copysign", floats_only=True)
-TABLE[aten.sgn.default] = TABLE[aten.sign.default]
-
-
 @row(aten.signbit.default)
 def _signbit(x: Value, *, out: Any) -> Any:
     if not x.dtype.is_floating_point:
@@ -172,18 +168,15 @@ def _signbit(x: Value, *, out: Any) -> Any:
     return compare("lt", pointwise("copysign", number(1.0, x.dtype), x), 0.0)
 
 
-def _isinf(infinity: float, either: bool = False) -> Rule:
-    def rule(x: Value, *, out: Any) -> Any:
-        if not x.dtype.is_floating_point:
-            return NotImplemented
-        return compare("eq", pointwise("abs", x) if either else x, infinity)
-
-    return rule
+def _isinf(infinity: float, either: bool, x: Value, *, out: Any) -> Any:
+    if not x.dtype.is_floating_point:
+        return NotImplemented
+    return compare("eq", pointwise("abs", x) if either else x, infinity)
 
 
-TABLE[aten.isinf.default] = _isinf(math.inf, either=True)
-TABLE[aten.isposinf.default] = _isinf(math.inf)
-TABLE[aten.isneginf.default] = _isinf(-math.inf)
+TABLE[aten.isinf.default] = partial(_isinf, math.inf, True)
+TABLE[aten.isposinf.default] = partial(_isinf, math.inf, False)
+TABLE[aten.isneginf.default] = partial(_isinf, -math.inf, False)
 
 
 @row(aten.nan_to_num.default)
@@ -238,20 +231,14 @@ TABLE[aten.clamp_min.default] = lambda x, low, *, out: _clamp(x, low, out=out)
 TABLE[aten.clamp_max.default] = lambda x, high, *, out: _clamp(x, None, high, out=out)
 
 
-@row(aten.addcmul.default)
-def _addcmul(x: Value, a: Value, b: Value, value: Any = 1, *, out: Any) -> Any:
+def _added(op: str, x: Value, a: Value, b: Value, value: Any = 1, *, out: Any) -> Any:
     if not out.dtype.is_floating_point or not fits(value, out.dtype):
         return NotImplemented
     x, a, b = (cast(v, out.dtype) for v in (x, a, b))
-    return x + (a if value == 1 else a * into(value, out.dtype)) * b
+    return x + pointwise(op, a if value == 1 else a * into(value, out.dtype), b)
 
 
-@row(aten.addcdiv.default)
-def _addcdiv(x: Value, a: Value, b: Value, value: Any = 1, *, out: Any) -> Any:
-    if not out.dtype.is_floating_point or not fits(value, out.dtype):
-        return NotImplemented
-    x, a, b = (cast(v, out.dtype) for v in (x, a, b))
-    return x + (a if value == 1 else a * into(value, out.dtype)) / b
+TABLE[aten.addcmul.default], TABLE[aten.addcdiv.default] = partial(_added, "mul"), partial(_added, "div")
 
 
 @row(aten.lerp.Scalar, aten.lerp.Tensor)

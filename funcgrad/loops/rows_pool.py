@@ -9,13 +9,14 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from attrs import frozen
 
 from .index import Bound, Index, row_major
-from .rows import TABLE, Rule, aten, wide_dtype
+from .rows import TABLE, aten, wide_dtype
 from .rows_reduce import average
 from .values import (
     Number,
@@ -99,15 +100,13 @@ def _place(dims: Sequence[_Dim], at: Sequence[Index]) -> Index:
 # ── the greatest ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _max_pool(rank: int) -> Rule:
-    def rule(
-        x: Value, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False, *, out: Any
-    ) -> Any:
-        dims = _dims(rank, x.shape, out[0].shape, kernel, stride, padding, dilation)
-        few = math.prod(d.kernel for d in dims) <= _LARGEST and math.prod(d.size for d in dims) < 1 << 31
-        return _greatest(x, dims, tuple(out[0].shape)) if few and x.dtype.is_floating_point else NotImplemented
-
-    return rule
+def _max_pool(
+    rank: int, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False,
+    *, out: Any,
+) -> Any:  # fmt: skip
+    dims = _dims(rank, x.shape, out[0].shape, kernel, stride, padding, dilation)
+    few = math.prod(d.kernel for d in dims) <= _LARGEST and math.prod(d.size for d in dims) < 1 << 31
+    return _greatest(x, dims, tuple(out[0].shape)) if few and x.dtype.is_floating_point else NotImplemented
 
 
 def _greatest(x: Value, dims: Sequence[_Dim], shape: tuple[int, ...]) -> tuple[Value, Value]:
@@ -143,30 +142,28 @@ def _is_certain(truth: Value) -> bool:
     return isinstance(truth, Number)
 
 
-def _max_pool_backward(rank: int) -> Rule:
-    def rule(
-        g: Value,
-        x: Value,
-        kernel: Any,
-        stride: Any,
-        padding: Any,
-        dilation: Any,
-        ceil: bool,
-        places: Value,
-        *,
-        out: Any,
-    ) -> Any:
-        dims = _dims(rank, x.shape, g.shape, kernel, stride, padding, dilation)
-        own = own_index(x.shape)[-rank:]
-        windows = [[w for w, _ in d.windows(i)] for d, i in zip(dims, own, strict=True)]
-        if math.prod(map(len, windows)) > _LARGEST:
-            return NotImplemented
-        mine = _numbers(_place(dims, own), x.shape)
-        wide = cast(g, wide_dtype(g.dtype))
-        pairs = ((_read(places, x.shape, at, -1), _read(wide, x.shape, at, 0.0)) for at in itertools.product(*windows))
-        return cast(_sum([where(compare("eq", place, mine), part, 0.0) for place, part in pairs]), out.dtype)
-
-    return rule
+def _max_pool_backward(
+    rank: int,
+    g: Value,
+    x: Value,
+    kernel: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    ceil: bool,
+    places: Value,
+    *,
+    out: Any,
+) -> Any:
+    dims = _dims(rank, x.shape, g.shape, kernel, stride, padding, dilation)
+    own = own_index(x.shape)[-rank:]
+    windows = [[w for w, _ in d.windows(i)] for d, i in zip(dims, own, strict=True)]
+    if math.prod(map(len, windows)) > _LARGEST:
+        return NotImplemented
+    mine = _numbers(_place(dims, own), x.shape)
+    wide = cast(g, wide_dtype(g.dtype))
+    pairs = ((_read(places, x.shape, at, -1), _read(wide, x.shape, at, 0.0)) for at in itertools.product(*windows))
+    return cast(_sum([where(compare("eq", place, mine), part, 0.0) for place, part in pairs]), out.dtype)
 
 
 # ── the mean ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -194,91 +191,82 @@ def _shared(value: Value, divisor: Any) -> Value:
     return value / (cast(divisor, value.dtype) if isinstance(divisor, Value) else float(divisor))
 
 
-def _avg_pool(rank: int) -> Rule:
-    def rule(
-        x: Value, kernel: Any, stride: Any = (), padding: Any = 0, ceil: bool = False, with_padding: bool = True,
-        divisor: Any = None,
-        *, out: Any,
-    ) -> Any:  # fmt: skip
-        shape = tuple(out.shape)
-        dims = _dims(rank, x.shape, shape, kernel, stride, padding)
-        if math.prod(d.kernel for d in dims) > _LARGEST or not x.dtype.is_floating_point:
-            return NotImplemented
-        windows = own_index(shape)[-rank:]
-        wide = cast(x, wide_dtype(x.dtype))
-        taps = itertools.product(
-            *([d.element(w, t) for t in range(d.kernel)] for d, w in zip(dims, windows, strict=True))
-        )
-        total = _sum([_read(wide, shape, at, 0.0) for at in taps])
-        return cast(_shared(total, _counted(dims, shape, with_padding, divisor)), x.dtype)
-
-    return rule
+def _avg_pool(
+    rank: int, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, ceil: bool = False,
+    with_padding: bool = True, divisor: Any = None, *, out: Any,
+) -> Any:  # fmt: skip
+    shape = tuple(out.shape)
+    dims = _dims(rank, x.shape, shape, kernel, stride, padding)
+    if math.prod(d.kernel for d in dims) > _LARGEST or not x.dtype.is_floating_point:
+        return NotImplemented
+    windows = own_index(shape)[-rank:]
+    wide = cast(x, wide_dtype(x.dtype))
+    taps = itertools.product(*([d.element(w, t) for t in range(d.kernel)] for d, w in zip(dims, windows, strict=True)))
+    total = _sum([_read(wide, shape, at, 0.0) for at in taps])
+    return cast(_shared(total, _counted(dims, shape, with_padding, divisor)), x.dtype)
 
 
-def _avg_pool_backward(rank: int) -> Rule:
-    def rule(
-        g: Value,
-        x: Value,
-        kernel: Any,
-        stride: Any,
-        padding: Any,
-        ceil: bool,
-        with_padding: bool,
-        divisor: Any,
-        *,
-        out: Any,
-    ) -> Any:
-        dims = _dims(rank, x.shape, g.shape, kernel, stride, padding)
-        own = own_index(x.shape)[-rank:]
-        windows = [d.windows(i) for d, i in zip(dims, own, strict=True)]
-        if math.prod(map(len, windows)) > _LARGEST:
-            return NotImplemented
-        share = _shared(cast(g, wide_dtype(g.dtype)), _counted(dims, g.shape, with_padding, divisor))
-        parts: list[Value] = []
-        for at in itertools.product(*windows):
-            part = _read(share, x.shape, [w for w, _ in at], 0.0)
-            for d, (_, tap) in zip(dims, at, strict=True):
-                if tap.range[1] >= d.kernel:
-                    part = where(compare("lt", _numbers(tap, x.shape), d.kernel), part, 0.0)
-            parts.append(part)
-        return cast(_sum(parts), out.dtype)
-
-    return rule
+def _avg_pool_backward(
+    rank: int,
+    g: Value,
+    x: Value,
+    kernel: Any,
+    stride: Any,
+    padding: Any,
+    ceil: bool,
+    with_padding: bool,
+    divisor: Any,
+    *,
+    out: Any,
+) -> Any:
+    dims = _dims(rank, x.shape, g.shape, kernel, stride, padding)
+    own = own_index(x.shape)[-rank:]
+    windows = [d.windows(i) for d, i in zip(dims, own, strict=True)]
+    if math.prod(map(len, windows)) > _LARGEST:
+        return NotImplemented
+    share = _shared(cast(g, wide_dtype(g.dtype)), _counted(dims, g.shape, with_padding, divisor))
+    parts: list[Value] = []
+    for at in itertools.product(*windows):
+        part = _read(share, x.shape, [w for w, _ in at], 0.0)
+        for d, (_, tap) in zip(dims, at, strict=True):
+            if tap.range[1] >= d.kernel:
+                part = where(compare("lt", _numbers(tap, x.shape), d.kernel), part, 0.0)
+        parts.append(part)
+    return cast(_sum(parts), out.dtype)
 
 
-def _adaptive(rank: int) -> tuple[Rule, Rule]:
-    """Where all windows are alike, and none overlaps another."""
+def _adaptive_parts(rank: int, shape: Sequence[int], out: Sequence[int]) -> tuple[list[int], list[int]] | None:
+    """The sizes of windows side by side, and which of them are those of a window, where all are alike and none
+    overlaps another."""
+    pairs = list(zip(shape[-rank:], out[-rank:], strict=True))
+    if any(n % m for n, m in pairs):
+        return None
+    sizes = [*shape[:-rank], *(k for n, m in pairs for k in (m, n // m))]
+    return sizes, [len(shape) - rank + 1 + 2 * d for d in range(rank)]
 
-    def split(shape: Sequence[int], out: Sequence[int]) -> tuple[list[int], list[int]] | None:
-        pairs = list(zip(shape[-rank:], out[-rank:], strict=True))
-        if any(n % m for n, m in pairs):
-            return None
-        return [*shape[:-rank], *(k for n, m in pairs for k in (m, n // m))], [
-            len(shape) - rank + 1 + 2 * d for d in range(rank)
-        ]
 
-    def forward(x: Value, size: Any, *, out: Any) -> Any:
-        parts = split(x.shape, out.shape)
-        if parts is None or not x.dtype.is_floating_point:
-            return NotImplemented
-        return cast(reshape(average(reshape(cast(x, wide_dtype(x.dtype)), parts[0]), parts[1]), out.shape), x.dtype)
+def _adaptive_pool(rank: int, x: Value, size: Any, *, out: Any) -> Any:
+    parts = _adaptive_parts(rank, x.shape, out.shape)
+    if parts is None or not x.dtype.is_floating_point:
+        return NotImplemented
+    return cast(reshape(average(reshape(cast(x, wide_dtype(x.dtype)), parts[0]), parts[1]), out.shape), x.dtype)
 
-    def backward(g: Value, x: Value, *, out: Any) -> Any:
-        parts = split(x.shape, g.shape)
-        if parts is None:
-            return NotImplemented
-        sizes, dims = parts
-        share = cast(g, wide_dtype(g.dtype)) / float(math.prod(sizes[d] for d in dims))
-        once = reshape(share, [1 if d in dims else n for d, n in enumerate(sizes)])
-        return cast(reshape(expand(once, sizes), x.shape), g.dtype)
 
-    return forward, backward
+def _adaptive_pool_backward(rank: int, g: Value, x: Value, *, out: Any) -> Any:
+    parts = _adaptive_parts(rank, x.shape, g.shape)
+    if parts is None:
+        return NotImplemented
+    sizes, dims = parts
+    share = cast(g, wide_dtype(g.dtype)) / float(math.prod(sizes[d] for d in dims))
+    once = reshape(share, [1 if d in dims else n for d, n in enumerate(sizes)])
+    return cast(reshape(expand(once, sizes), x.shape), g.dtype)
 
 
 for _rank in (2, 3):
-    for _name, _rules in (
-        (f"max_pool{_rank}d_with_indices", (_max_pool(_rank), _max_pool_backward(_rank))),
-        (f"avg_pool{_rank}d", (_avg_pool(_rank), _avg_pool_backward(_rank))),
-        (f"_adaptive_avg_pool{_rank}d", _adaptive(_rank)),
+    for _name, _pool, _backward in (
+        (f"max_pool{_rank}d_with_indices", _max_pool, _max_pool_backward),
+        (f"avg_pool{_rank}d", _avg_pool, _avg_pool_backward),
+        (f"_adaptive_avg_pool{_rank}d", _adaptive_pool, _adaptive_pool_backward),
     ):
-        TABLE[getattr(aten, _name).default], TABLE[getattr(aten, f"{_name}_backward").default] = _rules
+        TABLE[getattr(aten, _name).default] = partial(_pool, _rank)
+        TABLE[getattr(aten, f"{_name}_backward").default] = partial(_backward, _rank)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from ..symbolic.known import is_few
 from .index import Index, innermost, row_major
-from .rows import TABLE, Rule, aten, fits, into, wide_dtype
+from .rows import TABLE, aten, fits, into, wide_dtype
 from .values import Memory, Value, View, axes_of, cast, look, own_index, reduce
 
 _TERMS = 4
@@ -86,24 +87,20 @@ def _innermost(value: Value) -> int | None:
     return innermost(value.shape, value.strides if isinstance(value, Memory) else row_major(value.shape))
 
 
-def _product(kept: tuple[Sequence[int], Sequence[int]]) -> Rule:
-    def rule(a: Value, b: Value, *, out: Any) -> Any:
-        product = _contracted(a, b, out, kept)
-        return product if product is NotImplemented else cast(product, out.dtype)
-
-    return rule
+def _product(kept: tuple[Sequence[int], Sequence[int]], a: Value, b: Value, *, out: Any) -> Any:
+    product = _contracted(a, b, out, kept)
+    return product if product is NotImplemented else cast(product, out.dtype)
 
 
-def _added_product(kept: tuple[Sequence[int], Sequence[int]]) -> Rule:
-    def rule(x: Value, a: Value, b: Value, *, beta: Any = 1, alpha: Any = 1, out: Any) -> Any:
-        product = _contracted(a, b, out, kept)
-        if product is NotImplemented or not (fits(alpha, out.dtype) and fits(beta, out.dtype)):
-            return NotImplemented
-        wide = wide_dtype(out.dtype)
-        product = product * into(alpha, wide)
-        return cast(product if beta == 0 else cast(x, wide) * into(beta, wide) + product, out.dtype)
-
-    return rule
+def _added_product(
+    kept: tuple[Sequence[int], Sequence[int]], x: Value, a: Value, b: Value, *, beta: Any = 1, alpha: Any = 1, out: Any
+) -> Any:
+    product = _contracted(a, b, out, kept)
+    if product is NotImplemented or not (fits(alpha, out.dtype) and fits(beta, out.dtype)):
+        return NotImplemented
+    wide = wide_dtype(out.dtype)
+    product = product * into(alpha, wide)
+    return cast(product if beta == 0 else cast(x, wide) * into(beta, wide) + product, out.dtype)
 
 
 _OPERANDS: dict[str, tuple[Sequence[int], Sequence[int]]] = {
@@ -113,8 +110,9 @@ _OPERANDS: dict[str, tuple[Sequence[int], Sequence[int]]] = {
     "dot": ((-1,), (-1,)),
 }
 
-_RULES = {_name: _product(_kept) for _name, _kept in _OPERANDS.items()} | {
-    _name: _added_product(_OPERANDS[_of]) for _name, _of in (("addmm", "mm"), ("baddbmm", "bmm"), ("addmv", "mv"))
+_RULES = {_name: partial(_product, _kept) for _name, _kept in _OPERANDS.items()} | {
+    _name: partial(_added_product, _OPERANDS[_of])
+    for _name, _of in (("addmm", "mm"), ("baddbmm", "bmm"), ("addmv", "mv"))
 }
 PRODUCTS = {getattr(aten, _name).default: _rule for _name, _rule in _RULES.items()}
 TABLE.update(PRODUCTS)

@@ -1,4 +1,4 @@
-"""The row of the op table for random numbers: a function of a key and of the number of the element."""
+"""Rows of the op table: random numbers, as a function of a key and of the number of the element."""
 
 from __future__ import annotations
 

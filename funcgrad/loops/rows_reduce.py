@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 
-from .rows import TABLE, Rule, aten, dims_of, into, is_arithmetic, row, truth, wide_dtype
+from .rows import TABLE, aten, dims_of, into, is_arithmetic, row, truth, wide_dtype
 from .values import (
     Value,
     cast,
@@ -20,11 +21,14 @@ from .values import (
 )
 
 
-@row(aten.sum.default, aten.sum.dim_IntList)
-def _sum(x: Value, dims: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any) -> Any:
+def _accumulated(kind: str, x: Value, dims: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any) -> Any:
     if not is_arithmetic(out.dtype):
         return NotImplemented
-    return cast(reduce("sum", cast(x, wide_dtype(out.dtype)), dims_of(dims), keepdim), out.dtype)
+    return cast(reduce(kind, cast(x, wide_dtype(out.dtype)), dims_of(dims), keepdim), out.dtype)
+
+
+TABLE[aten.sum.default] = TABLE[aten.sum.dim_IntList] = partial(_accumulated, "sum")
+TABLE[aten.prod.default] = TABLE[aten.prod.dim_int] = partial(_accumulated, "prod")
 
 
 @row(aten.mean.default, aten.mean.dim)
@@ -33,13 +37,6 @@ def _mean(x: Value, dims: Any = None, keepdim: bool = False, *, dtype: Any = Non
         return NotImplemented
     total = reduce("sum", cast(x, wide_dtype(out.dtype)), dims_of(dims), keepdim)
     return cast(total / into(x.numel // max(1, total.numel), total.dtype), out.dtype)
-
-
-@row(aten.prod.default, aten.prod.dim_int)
-def _prod(x: Value, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any) -> Any:
-    if not is_arithmetic(out.dtype):
-        return NotImplemented
-    return cast(reduce("prod", cast(x, wide_dtype(out.dtype)), dims_of(dim), keepdim), out.dtype)
 
 
 @row(aten.linalg_vector_norm.default)
@@ -60,15 +57,12 @@ def _vector_norm(
     return cast(result, out.dtype)
 
 
-def _extreme(kind: str) -> Rule:
-    def rule(x: Value, dims: Any = None, keepdim: bool = False, *, out: Any) -> Any:
-        return reduce(kind, x, dims_of(dims), keepdim) if is_arithmetic(x.dtype) else NotImplemented
-
-    return rule
+def _extreme(kind: str, x: Value, dims: Any = None, keepdim: bool = False, *, out: Any) -> Any:
+    return reduce(kind, x, dims_of(dims), keepdim) if is_arithmetic(x.dtype) else NotImplemented
 
 
-TABLE[aten.amax.default] = TABLE[aten.max.default] = _extreme("max")
-TABLE[aten.amin.default] = TABLE[aten.min.default] = _extreme("min")
+TABLE[aten.amax.default] = TABLE[aten.max.default] = partial(_extreme, "max")
+TABLE[aten.amin.default] = TABLE[aten.min.default] = partial(_extreme, "min")
 
 
 def _extreme_with_place(kind: str, x: Value, dim: int) -> tuple[Value, Value]:
@@ -83,41 +77,32 @@ def is_extreme(x: Value, top: Value) -> Value:
     return pointwise("or", same, compare("ne", x, x)) if x.dtype.is_floating_point else same
 
 
-def _with_place(kind: str) -> Rule:
-    def rule(x: Value, dim: int, keepdim: bool = False, *, out: Any) -> Any:
-        if not is_arithmetic(x.dtype) or not x.shape:
-            return NotImplemented
-        top, place = _extreme_with_place(kind, x, dim % len(x.shape))
-        return reshape(top, tuple(out[0].shape)), reshape(place, tuple(out[1].shape))
-
-    return rule
+def _with_place(kind: str, x: Value, dim: int, keepdim: bool = False, *, out: Any) -> Any:
+    if not is_arithmetic(x.dtype) or not x.shape:
+        return NotImplemented
+    top, place = _extreme_with_place(kind, x, dim % len(x.shape))
+    return reshape(top, tuple(out[0].shape)), reshape(place, tuple(out[1].shape))
 
 
-def _place(kind: str) -> Rule:
-    def rule(x: Value, dim: Any = None, keepdim: bool = False, *, out: Any) -> Any:
-        if not is_arithmetic(x.dtype) or not x.shape:
-            return NotImplemented
-        x, dim = (reshape(x, (x.numel,)), 0) if dim is None else (x, dim % len(x.shape))
-        return reshape(_extreme_with_place(kind, x, dim)[1], tuple(out.shape))
-
-    return rule
+def _place(kind: str, x: Value, dim: Any = None, keepdim: bool = False, *, out: Any) -> Any:
+    if not is_arithmetic(x.dtype) or not x.shape:
+        return NotImplemented
+    x, dim = (reshape(x, (x.numel,)), 0) if dim is None else (x, dim % len(x.shape))
+    return reshape(_extreme_with_place(kind, x, dim)[1], tuple(out.shape))
 
 
-TABLE[aten.max.dim], TABLE[aten.min.dim] = _with_place("max"), _with_place("min")
-TABLE[aten.argmax.default], TABLE[aten.argmin.default] = _place("max"), _place("min")
+TABLE[aten.max.dim], TABLE[aten.min.dim] = partial(_with_place, "max"), partial(_with_place, "min")
+TABLE[aten.argmax.default], TABLE[aten.argmin.default] = partial(_place, "max"), partial(_place, "min")
 
 
-def _truths(kind: str) -> Rule:
-    def rule(x: Value, dims: Any = None, keepdim: bool = False, *, out: Any) -> Any:
-        if out.dtype != torch.bool or x.dtype.is_complex:
-            return NotImplemented
-        return reduce(kind, truth(x), dims_of(dims), keepdim)
-
-    return rule
+def _truths(kind: str, x: Value, dims: Any = None, keepdim: bool = False, *, out: Any) -> Any:
+    if out.dtype != torch.bool or x.dtype.is_complex:
+        return NotImplemented
+    return reduce(kind, truth(x), dims_of(dims), keepdim)
 
 
 for _name in ("any", "all"):
-    TABLE[getattr(aten, _name).default] = TABLE[getattr(aten, _name).dim] = _truths(_name)
+    TABLE[getattr(aten, _name).default] = TABLE[getattr(aten, _name).dim] = partial(_truths, _name)
 
 
 def variance_and_mean(x: Value, dims: Any, correction: Any, keepdim: bool) -> tuple[Value, Value]:
@@ -166,36 +151,24 @@ def _logsumexp(x: Value, dims: Any, keepdim: bool = False, *, out: Any) -> Any:
     return cast(result if keepdim else reshape(result, out.shape), out.dtype)
 
 
-@row(aten._softmax.default)
-def _softmax(x: Value, dim: int, half_to_float: bool, *, out: Any) -> Any:
-    wide = cast(x, wide_dtype(x.dtype))
-    if not wide.dtype.is_floating_point or not x.shape:
-        return NotImplemented
-    e = pointwise("exp", wide - reduce("max", wide, [dim], True))
-    return cast(e / reduce("sum", e, [dim], True), out.dtype)
-
-
-@row(aten._log_softmax.default)
-def _log_softmax(x: Value, dim: int, half_to_float: bool, *, out: Any) -> Any:
+def _softmax(log: bool, x: Value, dim: int, half_to_float: bool, *, out: Any) -> Any:
     wide = cast(x, wide_dtype(x.dtype))
     if not wide.dtype.is_floating_point or not x.shape:
         return NotImplemented
     shifted = wide - reduce("max", wide, [dim], True)
-    return cast(shifted - pointwise("log", reduce("sum", pointwise("exp", shifted), [dim], True)), out.dtype)
+    e = pointwise("exp", shifted)
+    total = reduce("sum", e, [dim], True)
+    return cast(shifted - pointwise("log", total) if log else e / total, out.dtype)
 
 
-@row(aten._softmax_backward_data.default)
-def _softmax_backward(g: Value, y: Value, dim: int, dtype: Any, *, out: Any) -> Any:
+def _softmax_backward(log: bool, g: Value, y: Value, dim: int, dtype: Any, *, out: Any) -> Any:
     if not y.shape:
         return NotImplemented
     g, y = cast(g, wide_dtype(g.dtype)), cast(y, wide_dtype(y.dtype))
-    gy = g * y
-    return cast(gy - y * reduce("sum", gy, [dim], True), out.dtype)
+    own, softmax = (g, pointwise("exp", y)) if log else (g * y, y)
+    return cast(own - softmax * reduce("sum", own, [dim], True), out.dtype)
 
 
-@row(aten._log_softmax_backward_data.default)
-def _log_softmax_backward(g: Value, y: Value, dim: int, dtype: Any, *, out: Any) -> Any:
-    if not y.shape:
-        return NotImplemented
-    g, y = cast(g, wide_dtype(g.dtype)), cast(y, wide_dtype(y.dtype))
-    return cast(g - pointwise("exp", y) * reduce("sum", g, [dim], True), out.dtype)
+TABLE[aten._softmax.default], TABLE[aten._log_softmax.default] = partial(_softmax, False), partial(_softmax, True)
+TABLE[aten._softmax_backward_data.default] = partial(_softmax_backward, False)
+TABLE[aten._log_softmax_backward_data.default] = partial(_softmax_backward, True)

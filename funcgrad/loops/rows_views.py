@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from .rows import TABLE, TAKES_SCALARS, Rule, aten, begin, fits, plain, row
@@ -74,18 +75,15 @@ def _eye(*args: Any, out: Any, **_: Any) -> Any:
     return NotImplemented if out.dtype.is_complex else cast(same, out.dtype)
 
 
-def _triangle(op: str) -> Rule:
-    def rule(x: Value, diagonal: int = 0, *, out: Any) -> Any:
-        if x.dtype.is_complex:
-            return NotImplemented
-        n = len(x.shape)
-        return where(compare(op, count(x.shape, n - 1) - count(x.shape, n - 2), diagonal), x, zeros((), x.dtype))
-
-    return rule
+def _triangle(op: str, x: Value, diagonal: int = 0, *, out: Any) -> Any:
+    if x.dtype.is_complex:
+        return NotImplemented
+    n = len(x.shape)
+    return where(compare(op, count(x.shape, n - 1) - count(x.shape, n - 2), diagonal), x, zeros((), x.dtype))
 
 
-TABLE[aten.tril.default] = _triangle("le")
-TABLE[aten.triu.default] = _triangle("ge")
+TABLE[aten.tril.default] = partial(_triangle, "le")
+TABLE[aten.triu.default] = partial(_triangle, "ge")
 
 # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ..machine import CPU
-from .costs import FUNCTIONS, cost_of
-from .groups import TURNS
+from .costs import FUNCTIONS, TURNS, cost_of
 from .ir import Effect, Expr, Load, Op, Reduced, Scanned, Stage, Store, Total, walk
 
 _STREAMS = 12

@@ -2,8 +2,7 @@
 here.
 
 A row is a function from the operator's arguments (tensors as values) to the value of its result, or ``NotImplemented``
-where this call is better left to the library. An operator without a row runs as ATen. One that ``takes_given`` is told
-of the tensors it is called with, too, as ``given``: how they lie in memory.
+where this call is better left to the library. An operator without a row runs as ATen.
 """
 
 from . import (  # noqa: F401

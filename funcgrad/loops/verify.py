@@ -17,14 +17,14 @@ from collections.abc import Iterable
 from ..errors import GraphError
 from .in_place import places
 from .index import Index, is_shifted_axis, limits, range_among
-from .ir import Buffer, Effect, Kernel, Load, computed, short, walk
+from .ir import Effect, Kernel, Load, computed, short, walk
 
 
 def verify(kernel: Kernel, keeps: bool = False) -> Kernel:
     """The kernel itself, if every access is proven to lie in its buffer, walks take from others only what is there
     by then, and nothing is read after another has been written in its place (``keeps``: ``places``); else
     ``GraphError`` with the access, or the buffers."""
-    last = {b.name: _last(b) for b in (*kernel.reads, *kernel.writes)}
+    last = {b.name: b.extent - 1 for b in (*kernel.reads, *kernel.writes)}
     effects = [e for stage in kernel.stages for e in stage.effects]
     loads = [e for e in walk(computed(effects)) if isinstance(e, Load)]
     for buffer, at, (low, high) in _accesses(loads, effects):
@@ -62,8 +62,3 @@ def _accesses(loads: Iterable[Load], effects: Iterable[Effect]) -> Iterable[tupl
             kept = {axis: (min(ends), max(ends)) for axis, ends in limits(e.guard).items()}
             yield e.buffer, e.at, range_among(e.at, kept)
     yield from ((e.buffer, e.at, e.at.range) for e in effects)
-
-
-def _last(buffer: Buffer) -> int:
-    """The address of the last element."""
-    return sum((n - 1) * s for n, s in zip(buffer.shape, buffer.strides, strict=True))

@@ -14,7 +14,7 @@ from torch import fx
 
 from ..graphs import Graph
 from ..loops.ir import Buffer
-from ..loops.memory import skewed
+from .scratch import skewed
 from .steps import Allocate, Call, Launch, bytes_buffer, size_of
 
 _SMALL = 1 << 15

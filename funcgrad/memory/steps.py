@@ -11,8 +11,8 @@ from attrs import field, frozen
 from torch import fx
 
 from ..loops.ir import Buffer, Kernel
-from ..loops.memory import Arena, origins, plan
 from ..symbolic.sizes import Size, hint
+from .scratch import Arena, origins, plan
 
 
 @frozen(eq=False)

@@ -3,14 +3,13 @@ and zeros in its place have its sizes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from attrs import evolve
 from torch import Tensor, fx
 
-from ..graph_primitives import size
 from ..graphs import Graph, value_of, verify
+from ..passes.symbolic_zeros import size_along, sized_by
 from ..slots import Cotangent, Saved, Signature, Slot, outer_slot
 from ..torch_private.symbols import expression, is_size
 
@@ -24,7 +23,7 @@ def with_sizes(forward: Graph, backward: Graph) -> tuple[Graph, Graph]:
     needed = {str(symbol): None for node in incoming for n in _sizes(node) for symbol in expression(n).free_symbols}
     known = {str(n) for node in backward.placeholders if node not in incoming for n in _sizes(node)}
     for symbol in needed:
-        if symbol not in known and (found := _source(forward.fx.nodes, symbol)) is not None:
+        if symbol not in known and (found := sized_by(forward.fx, symbol)) is not None:
             forward, backward = _kept(forward, backward, symbol, *found)
     return forward, backward
 
@@ -35,26 +34,13 @@ def _sizes(node: fx.Node) -> list[Any]:
     return [n for n in (value.shape if isinstance(value, Tensor) else (value,)) if is_size(n)]
 
 
-def _source(nodes: Iterable[fx.Node], symbol: str) -> tuple[fx.Node, int | None] | None:
-    """What is of this size: a number, or a dimension of a tensor."""
-    for node in nodes:
-        value = value_of(node) if node.op != "output" else None
-        for d, n in enumerate(value.shape if isinstance(value, Tensor) else (value,)):
-            if is_size(n) and str(n) == symbol:
-                return node, d if isinstance(value, Tensor) else None
-    return None
-
-
 def _kept(forward: Graph, backward: Graph, symbol: str, node: fx.Node, dim: int | None) -> tuple[Graph, Graph]:
     ins = backward.signature.ins
     own = dict(zip(forward.placeholders, forward.signature.ins, strict=True)).get(node) if dim is None else None
     if own is None:
         output = forward.fx.output_node()
-        if dim is not None:
-            n = value_of(node).shape[dim]
-            with forward.fx.inserting_before(output):
-                node = forward.fx.create_node("call_function", size, (node, dim), {}, name=f"size_{symbol}")
-            node.meta = {"val": n, "pass": "forward", "where": None}
+        with forward.fx.inserting_before(output):
+            node = size_along(node, dim, f"size_{symbol}", "forward")
         output.args = ((*forward.results, node),)
         outs: tuple[Slot, ...] = (*forward.signature.outs, Saved(node.name))
         forward = verify(evolve(forward, signature=Signature(forward.signature.ins, outs)))

@@ -27,7 +27,7 @@ from ..graphs import (
     storage_map,
     value_of,
 )
-from ..loops.groups import ROW
+from ..loops.costs import ROW
 from ..torch_private.operators import is_pointwise
 
 _WORTH = 0.9

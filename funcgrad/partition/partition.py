@@ -11,6 +11,7 @@ are worth more than its operations.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -25,7 +26,6 @@ from ..graphs import (
     call_text,
     copy_nodes,
     is_view,
-    memory_of,
     nbytes,
     storages,
     tensors_in,
@@ -36,7 +36,9 @@ from ..graphs import (
 )
 from ..joint import Joint
 from ..lifetimes import Lifetimes
-from ..memory.liveness import Alive, chart_of
+from ..memory.liveness import alive_in, chart_of
+from ..memory.schedule import Schedule
+from ..memory.steps import Call, Free
 from ..show.chart import Chart
 from ..show.parts import Doc, Table, Text
 from ..show.shown import Shown
@@ -263,24 +265,19 @@ def _in_time(graph: Graph, roles: Roles, nodes: set[fx.Node], kept: set[fx.Node]
 
 
 def _memory_over_time(split: Partition) -> Chart:
-    """Call by call, each value dropped after its last reader, before anything is fused."""
-    alive, border = Alive(), 0
-    given = {place for n in split.forward.placeholders for place in storages(n)}
-    for half in (split.forward, split.backward):
-        border = len(alive.history)
-        results = {r for r in half.results if isinstance(r, fx.Node)}
-        calls = [node for node in half.fx.nodes if node.op == "call_function"]
-        lives = Lifetimes.of([(node, *node.all_input_nodes) for node in calls], results)
-        gone = dict(zip(calls, lives.dying, strict=True))
-        for node in half.fx.nodes:
-            if node.op == "placeholder" and half is split.backward:
-                alive.drop((split.forward, node.name))
-            if node.op in ("placeholder", "call_function"):
-                memory = memory_of(value_of(node))
-                alive.hold((half, node.name), {place: size for place, size in memory.items() if place not in given})
-                for n in gone.get(node, ()):
-                    alive.drop((half, n.name))
-    return chart_of(alive.history, border, split.limit.nbytes if split.limit else None)
+    """Call by call, before anything is fused."""
+    halves = [_unfused(half) for half in (split.forward, split.backward)]
+    border = sum(isinstance(step, Call) for step in halves[0].steps)
+    return chart_of(alive_in(halves).history, border, split.limit.nbytes if split.limit else None)
+
+
+def _unfused(graph: Graph) -> Schedule:
+    """Its calls in order, each value dropped after its last reader."""
+    calls = [node for node in graph.fx.nodes if node.op == "call_function"]
+    uses = [(node, *node.all_input_nodes) for node in calls]
+    lives = Lifetimes.of(uses, {r for r in graph.results if isinstance(r, fx.Node)})
+    pairs = ((Call(node), Free(tuple(n.name for n in dying))) for node, dying in zip(calls, lives.dying, strict=True))
+    return Schedule(graph, tuple(itertools.chain.from_iterable(pairs)))
 
 
 def _kept(slot: Input | Saved, node: fx.Node, outputs: set[int]) -> Kept:

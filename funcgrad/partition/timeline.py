@@ -8,7 +8,7 @@ schedule of a backend really takes is simulated for the few choices that the sea
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from attrs import frozen
@@ -115,13 +115,7 @@ class Model:
     def unsaved(self, i: int, timeline: Timeline) -> frozenset[int]:
         """A saved node, and what it is computed from, back to what is saved or computed again anyway."""
         there = {*timeline.saved, *(timeline.again - self.always)} - {i}
-        found, pending = set[int](), [i]
-        while pending:
-            j = pending.pop()
-            if j not in found and j not in there and self._repeatable[j]:
-                found.add(j)
-                pending += self.parents[j]
-        return frozenset(found - self.always)
+        return frozenset(self._made_of([i], lambda j: j not in there and self._repeatable[j]) - self.always)
 
     def cost(self, i: int) -> float:
         """Of computing a node again; for one of several results, of the call that makes them."""
@@ -146,12 +140,7 @@ class Model:
 
     def start(self, kept: Collection[str]) -> frozenset[int]:
         """The choice that keeps the values of these names."""
-        seen, pending = set[int](), list(self._gradients)
-        while pending:
-            i = pending.pop()
-            if i not in seen and (self._late[i] or self.nodes[i].name not in kept):
-                seen.add(i)
-                pending += self.parents[i]
+        seen = self._made_of(self._gradients, lambda i: self._late[i] or self.nodes[i].name not in kept)
         return self.always | {i for i in seen if not self._late[i] and self._repeatable[i]}
 
     def run(self, again: frozenset[int]) -> Timeline | None:
@@ -168,17 +157,12 @@ class Model:
                 return None
             else:
                 saved.add(i)
-        forward, pending = set[int](), [*self._first, *saved]
-        while pending:
-            i = pending.pop()
-            if i not in forward:
-                forward.add(i)
-                pending += self.parents[i]
+        forward = self._made_of([*self._first, *saved], lambda i: True)
         order = [(i, False) for i in sorted(forward) if not self._given[i]]
         border = len(order)
         order += [(i, True) for i in self._in_time(backward, saved) if not self._given[i]]
         cost = sum(self._costs[i] for i in forward & backward if not self._views[i] and self._costs[i] < math.inf)
-        pieces = self._pieces(order, border, backward - saved, saved)
+        pieces = self._pieces(order, border, backward, saved)
         change = np.zeros(len(order) + 1, dtype=np.int64)
         for p in pieces:
             change[p.start] += p.nbytes
@@ -189,15 +173,20 @@ class Model:
         """Backward in the order of the graph, but what forward has computed before only when it is first needed."""
         done = set(saved)
         for late in sorted(i for i in backward if self._late[i]):
-            before, pending = list[int](), list(self.parents[late])
-            while pending:
-                i = pending.pop()
-                if i not in done and not self._late[i]:
-                    done.add(i)
-                    before.append(i)
-                    pending += self.parents[i]
+            before = self._made_of(self.parents[late], lambda i: i not in done and not self._late[i])
+            done.update(before)
             yield from sorted(before)
             yield late
+
+    def _made_of(self, roots: Iterable[int], goes_on: Callable[[int], bool]) -> set[int]:
+        """The roots, and what they are computed from, as far as ``goes_on``."""
+        found, pending = set[int](), list(roots)
+        while pending:
+            i = pending.pop()
+            if i not in found and goes_on(i):
+                found.add(i)
+                pending += self.parents[i]
+        return found
 
     def _pieces(
         self, order: Sequence[tuple[int, bool]], border: int, second: Collection[int], saved: Collection[int]

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from ..graph_primitives import SIZES
 from ..graphs import Graph, copied, is_getitem, is_random, nbytes, storages, value_of, verify
-from ..loops.groups import ROW
+from ..loops.costs import ROW
 from ..torch_private.operators import is_operator
 from .library import OF_MEMORY, call, computed, is_planar
 

@@ -141,8 +141,12 @@ def _as_before(node: fx.Node, new: fx.Node) -> None:
 
 def _products(graph: fx.Graph) -> list[fx.Node]:
     """The products of two matrices that the library runs."""
-    found = [n for n in graph.nodes if n.target is aten.mm.default]
-    return [n for n in found if not is_small(value_of(n).shape, value_of(_args(n)[0]).shape[-1])]
+    return [n for n in graph.nodes if n.target is aten.mm.default and not _is_small(n)]
+
+
+def _is_small(product: fx.Node) -> bool:
+    operand = _args(product)[0] if product.target in ADDING else _args(product)[1]
+    return is_small(value_of(product).shape, value_of(operand).shape[-1])
 
 
 def _of_nothing(graph: fx.Graph) -> None:
@@ -224,7 +228,7 @@ def _sums(graph: fx.Graph) -> None:
         if (
             looks[0] != looks[1]
             or one is other
-            or not all(_is_sum_of_products(s) for s in sources)
+            or not all(_is_read_once(s) and not _is_small(s) for s in sources)
             or other.target not in ADDING
         ):
             continue
@@ -366,13 +370,6 @@ def _is_read_once(node: fx.Node) -> bool:
     return len(node.users) == 1 and (node.target in ADDING or node.target in ADDING.values())
 
 
-def _is_sum_of_products(node: fx.Node) -> bool:
-    if not _is_read_once(node):
-        return False
-    operand = _args(node)[0] if node.target in ADDING else _args(node)[1]
-    return not is_small(value_of(node).shape, value_of(operand).shape[-1])
-
-
 def _batch_by_batch(graph: fx.Graph) -> None:
     """What a kernel makes row by row, each with its part of all batches, for products of batches alone, it makes
     batch by batch."""
@@ -404,10 +401,7 @@ def _is_made_for(view: fx.Node) -> bool:
 
 def _feeds_batches(views: Sequence[fx.Node]) -> bool:
     readers = {user for v in views for user in v.users if not is_view(user)}
-    return bool(readers) and all(
-        r.target is aten.bmm.default and not is_small(value_of(r).shape, value_of(_args(r)[0]).shape[-1])
-        for r in readers
-    )
+    return bool(readers) and all(r.target is aten.bmm.default and not _is_small(r) for r in readers)
 
 
 def _views(node: fx.Node) -> list[fx.Node]:

@@ -25,7 +25,6 @@ from ..graphs import (
     is_constant_gradient,
     pass_of,
     passage_of,
-    tensors_in,
     value_of,
     verify,
     write_of,
@@ -198,14 +197,9 @@ class _Narrowing:
     def _symbol(self, symbol: str, known: dict[str, fx.Node]) -> fx.Node:
         if symbol in known:
             return known[symbol]
-        for node in list(self.new.nodes):
-            for tensor in tensors_in(node.meta.get("val"))[: isinstance(node.meta.get("val"), Tensor)]:
-                for d, n in enumerate(tensor.shape):
-                    if str(n) == symbol:
-                        made = self.new.create_node("call_function", size, (node, d), {}, name="size")
-                        made.meta = {"val": n, "pass": "backward", "where": None}
-                        return made
-        raise GraphError(f"{self.old.name}: nothing that is there has a size of {symbol}")
+        if (found := sized_by(self.new, symbol)) is None:
+            raise GraphError(f"{self.old.name}: nothing that is there has a size of {symbol}")
+        return size_along(*found, "size", "backward")
 
     # ── results ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -237,6 +231,25 @@ class _Narrowing:
         for node in reversed(list(self.new.nodes)):
             if node.op in ("call_function", "get_attr") and node not in needed:
                 self.new.erase_node(node)
+
+
+def sized_by(graph: fx.Graph, symbol: str) -> tuple[fx.Node, int | None] | None:
+    """What is of this size: a number, or a dimension of a tensor."""
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        for d, n in enumerate(value.shape if isinstance(value, Tensor) else (value,)):
+            if is_size(n) and str(n) == symbol:
+                return node, d if isinstance(value, Tensor) else None
+    return None
+
+
+def size_along(node: fx.Node, dim: int | None, name: str, during: str) -> fx.Node:
+    """A call that asks for it, where it is no number: before the present place."""
+    if dim is None:
+        return node
+    made = node.graph.create_node("call_function", size, (node, dim), {}, name=name)
+    made.meta = {"val": value_of(node).shape[dim], "pass": during, "where": None}
+    return made
 
 
 def _look(node: fx.Node) -> tuple[Any, ...]:

@@ -80,6 +80,10 @@ class Hollow:
         assert wrapping is not None
         return Hollow(wrapping, tuple(map(Blank.of, inner_tensors(t))), t.requires_grad)
 
+    @property
+    def shape(self) -> torch.Size:
+        return self.wrapping.size
+
     def empty(self) -> Tensor:
         """A tensor like it."""
         return self.wrapping.build(outline.empty() for outline in self.inner).requires_grad_(self.requires_grad)

@@ -73,7 +73,7 @@ void k_0d02d37559b0(float* restrict p0) {
   }
 }
 
-void k_ba48037cc639(const float* restrict p0, const int64_t* restrict p1, const float* restrict p2, const float* restrict p3, const float* restrict p4, float* restrict p5, int64_t n) {
+void k_bee621cc4edf(const float* restrict p0, const int64_t* restrict p1, const float* restrict p2, const float* restrict p3, const float* restrict p4, float* restrict p5, int64_t n) {
   {
     float k0[256] __attribute__((aligned(64)));
     float k1[256] __attribute__((aligned(64)));
@@ -81,16 +81,16 @@ void k_ba48037cc639(const float* restrict p0, const int64_t* restrict p1, const 
     float k3[256] __attribute__((aligned(64)));
     for (int64_t begin = 0; begin < n; begin += 256) {
       const int64_t end = begin + 256 < n ? begin + 256 : n;
-      const float v2 = -1.0f;
-      const float v3 = p2[0];
-      const float v4 = v2 / v3;
+      const float v3 = -1.0f;
+      const float v4 = p2[0];
+      const float v5 = v3 / v4;
       const float v9 = p0[0];
       #pragma omp simd
       for (int64_t r0 = begin; r0 < end; ++r0) {
         const int64_t v10 = p1[r0];
         const int v11 = (0LL) == v10;
         const int v12 = v10 != (-100LL);
-        const float v13 = v12 ? v4 : 0.0f;
+        const float v13 = v12 ? v5 : 0.0f;
         const float v14 = v11 ? v13 : 0.0f;
         const int v15 = (1LL) == v10;
         const float v16 = v15 ? v13 : 0.0f;
@@ -116,8 +116,8 @@ void k_ba48037cc639(const float* restrict p0, const int64_t* restrict p1, const 
         k3[r0 - begin] = v16;
         p5[r0 * 3] = v32;
       }
-      const float v10 = p0[2];
-      const float v11 = p0[1];
+      const float v10 = p0[1];
+      const float v11 = p0[2];
       #pragma omp simd
       for (int64_t r0 = begin; r0 < end; ++r0) {
         const float v16 = p3[r0 * 3 + 1];
@@ -125,13 +125,13 @@ void k_ba48037cc639(const float* restrict p0, const int64_t* restrict p1, const 
         const float v18 = fg_expf(v17);
         const float v19 = v18 * k0[r0 - begin];
         const float v20 = k3[r0 - begin] - v19;
-        const float v21 = v11 + v20;
+        const float v21 = v10 + v20;
         const float v22 = p3[r0 * 3 + 2];
         const float v23 = v22 - k1[r0 - begin];
         const float v24 = fg_expf(v23);
         const float v25 = v24 * k0[r0 - begin];
         const float v26 = k2[r0 - begin] - v25;
-        const float v27 = v10 + v26;
+        const float v27 = v11 + v26;
         p5[r0 * 3 + 1] = v21;
         p5[r0 * 3 + 2] = v27;
       }

@@ -52,15 +52,15 @@ void k_0117bf36a588(const int64_t* restrict p0, const float* restrict p1, float*
   }
 }
 
-void k_fd9f0ac48eba(const uint8_t* restrict p0, const float* restrict p1, float* restrict p2) {
+void k_78ad9f3d23c7(const uint8_t* restrict p0, const float* restrict p1, float* restrict p2) {
   {
     for (int64_t row = 0; row < 7; ++row) {
       const int64_t r0 = row;
-      const int v1 = p0[r0];
+      const int v0 = p0[r0];
       #pragma omp simd
       for (int64_t r1 = 0; r1 < 16; ++r1) {
         const float v2 = p1[r0 * 16 + r1 * -1 + 15];
-        const float v3 = v1 ? 0.0f : v2;
+        const float v3 = v0 ? 0.0f : v2;
         p2[r0 * 16 + r1] = v3;
       }
     }

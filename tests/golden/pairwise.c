@@ -1,4 +1,4 @@
-void k_d67a06448568(const float* restrict p0, float* restrict p1, float* restrict p2) {
+void k_e1bebcec73f2(const float* restrict p0, float* restrict p1, float* restrict p2) {
   {
     double d_p1[120] __attribute__((aligned(64)));
     for (int64_t i = 0; i < 120; ++i) d_p1[i] = 0;
@@ -18,31 +18,31 @@ void k_d67a06448568(const float* restrict p0, float* restrict p1, float* restric
     }
     for (int64_t row = 0; row < 40; ++row) {
       const int64_t r0 = row;
-      const float v0 = p0[r0 * 3 + 2];
-      const int64_t v1 = r0;
-      const float v2 = p0[r0 * 3 + 1];
-      const float v3 = p0[r0 * 3];
-      const float v5 = -1.0f;
+      const float v1 = -1.0f;
+      const float v2 = p0[r0 * 3];
+      const float v3 = p0[r0 * 3 + 1];
+      const float v4 = p0[r0 * 3 + 2];
+      const int64_t v5 = r0;
       float a0 = 0;
       float a1 = 0;
       float a2 = 0;
       #pragma omp simd simdlen(8) reduction(+:a0) reduction(+:a1) reduction(+:a2)
       for (int64_t c0 = 0; c0 < 40; ++c0) {
-        const float v9 = v3 - g0[c0];
+        const float v9 = v2 - g0[c0];
         const float v10 = v9 * v9;
-        const float v11 = v2 - g1[c0];
+        const float v11 = v3 - g1[c0];
         const float v12 = v11 * v11;
         const float v13 = v10 + v12;
-        const float v14 = v0 - g2[c0];
+        const float v14 = v4 - g2[c0];
         const float v15 = v14 * v14;
         const float v16 = v13 + v15;
         const int64_t v17 = c0;
-        const int v18 = v1 == v17;
+        const int v18 = v5 == v17;
         const float v19 = (float)v18;
         const float v20 = v16 + v19;
         const float v21 = 1 / v20;
         const float v22 = v21 * v21;
-        const float v23 = v5 * v22;
+        const float v23 = v1 * v22;
         const float v24 = v23 * v9;
         const float v25 = v24 + v24;
         const float v26 = v23 * v11;

@@ -1,10 +1,10 @@
-void k_65c20aa7231f(const float* restrict p0, float* restrict p1) {
+void k_a12165891cc1(const float* restrict p0, float* restrict p1) {
   {
     for (int64_t row = 0; row < 5; ++row) {
       const int64_t r0 = row;
-      const int64_t v2 = r0;
-      const int v4 = v2 >= (4LL);
-      const int v5 = v2 < (4LL);
+      const int64_t v0 = r0;
+      const int v2 = v0 < (4LL);
+      const int v3 = v0 >= (4LL);
       {
         int far = 0;
         #pragma omp simd simdlen(8) reduction(|:far)
@@ -12,8 +12,8 @@ void k_65c20aa7231f(const float* restrict p0, float* restrict p1) {
           const float v6 = p0[CLAMP(r0, 0, 3) * 30 + r1 + 30];
           const float v7 = p0[r1 * -1 + 29];
           const float v8 = v7 * 2.0f;
-          const float v9 = v4 ? v8 : 0.0f;
-          const float v10 = v5 ? v6 : v9;
+          const float v9 = v3 ? v8 : 0.0f;
+          const float v10 = v2 ? v6 : v9;
           const float v11 = fg_sinf(v10);
           const float v12 = -v11;
           far |= fabsf(v10) > FG_NEAR;
@@ -25,8 +25,8 @@ void k_65c20aa7231f(const float* restrict p0, float* restrict p1) {
             const float v6 = p0[CLAMP(r0, 0, 3) * 30 + r1 + 30];
             const float v7 = p0[r1 * -1 + 29];
             const float v8 = v7 * 2.0f;
-            const float v9 = v4 ? v8 : 0.0f;
-            const float v10 = v5 ? v6 : v9;
+            const float v9 = v3 ? v8 : 0.0f;
+            const float v10 = v2 ? v6 : v9;
             const float v11 = mv_sinf(v10);
             const float v12 = -v11;
             p1[r0 * 30 + r1] = v12;
@@ -51,19 +51,19 @@ void k_ef4f92d83854(const float* restrict p0, float* restrict p1) {
   }
 }
 
-void k_1bda9e2f5d29(const float* restrict p0, const float* restrict p1, float* restrict p2) {
+void k_b2f5d693bc28(const float* restrict p0, const float* restrict p1, float* restrict p2) {
   {
     for (int64_t row = 0; row < 5; ++row) {
       const int64_t r0 = row;
-      const int64_t v1 = r0;
-      const int v3 = v1 >= (1LL);
-      const int v4 = v1 < (1LL);
+      const int64_t v0 = r0;
+      const int v2 = v0 < (1LL);
+      const int v4 = v0 >= (1LL);
       #pragma omp simd
       for (int64_t r1 = 0; r1 < 30; ++r1) {
         const float v5 = p0[r1 * -1 + 29];
-        const float v6 = v4 ? v5 : 0.0f;
+        const float v6 = v2 ? v5 : 0.0f;
         const float v7 = p1[CLAMP(r0, 1, 4) * 30 + r1 + -30];
-        const float v8 = v3 ? v7 : 0.0f;
+        const float v8 = v4 ? v7 : 0.0f;
         const float v9 = v6 + v8;
         p2[r0 * 30 + r1] = v9;
       }

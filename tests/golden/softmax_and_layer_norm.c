@@ -1,4 +1,4 @@
-void k_ad4bd5a04a71(const float* restrict p0, const float* restrict p1, float* restrict p2, float* restrict p3) {
+void k_a0f1880f284f(const float* restrict p0, const float* restrict p1, float* restrict p2, float* restrict p3) {
   {
     float k0[64] __attribute__((aligned(64)));
     float k1[64] __attribute__((aligned(64)));
@@ -39,19 +39,19 @@ void k_ad4bd5a04a71(const float* restrict p0, const float* restrict p1, float* r
         a3 = a3 + v11;
         k2[c0] = v10;
       }
-      const float v6 = a3 / 64.0f;
-      const float v8 = v6 + 1e-05f;
-      const float v9 = 1 / sqrtf(v8);
-      const float v13 = 1.0f / 512.0f;
+      const float v8 = 1.0f / 512.0f;
+      const float v9 = a3 / 64.0f;
+      const float v11 = v9 + 1e-05f;
+      const float v12 = 1 / sqrtf(v11);
       float a4 = 0;
       float a5 = 0;
       #pragma omp simd reduction(+:a4) reduction(+:a5)
       for (int64_t c0 = 0; c0 < 64; ++c0) {
-        const float v18 = k2[c0] * v9;
+        const float v18 = k2[c0] * v12;
         const float v19 = p1[c0];
         const float v20 = v18 * v19;
         const float v21 = v20 * 2.0f;
-        const float v22 = v13 * v21;
+        const float v22 = v8 * v21;
         const float v23 = v22 * v19;
         const float v24 = v23 * v18;
         const float v25 = v22 * v18;
@@ -61,15 +61,15 @@ void k_ad4bd5a04a71(const float* restrict p0, const float* restrict p1, float* r
         k4[c0] = v23;
         p3[c0 + r0 * 64] = v25;
       }
-      const float v16 = a5 / 64.0f;
-      const float v17 = a4 / 64.0f;
+      const float v16 = a4 / 64.0f;
+      const float v17 = a5 / 64.0f;
       float a6 = 0;
       #pragma omp simd reduction(+:a6)
       for (int64_t c0 = 0; c0 < 64; ++c0) {
-        const float v23 = k4[c0] - v17;
-        const float v24 = k3[c0] * v16;
+        const float v23 = k4[c0] - v16;
+        const float v24 = k3[c0] * v17;
         const float v25 = v23 - v24;
-        const float v26 = v9 * v25;
+        const float v26 = v12 * v25;
         const float v27 = v26 * k1[c0];
         a6 = a6 + v27;
         k5[c0] = v27;

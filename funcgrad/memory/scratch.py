@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from attrs import frozen
 
 from ..lifetimes import Lifetimes
-from .ir import Buffer, Kernel
+from ..loops.ir import Buffer, Kernel
 
 ALIGNMENT = 64
 """Bytes: a cache line, and the widest vector register."""
