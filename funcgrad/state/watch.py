@@ -223,6 +223,16 @@ class Watch(Assumed):
         """Whether a value is an object that was there before the run."""
         return id(value) in self._known or id(value) in self.given
 
+    def makes(self, function: types.FunctionType) -> bool:
+        """Whether code that was reached makes this function: it was not there before the run."""
+        made, code = set[types.CodeType](), original(function.__code__)
+        pending = [*self._codes]
+        while pending:
+            inner = [c for c in pending.pop().co_consts if isinstance(c, types.CodeType)]
+            made.update(inner)
+            pending += inner
+        return code in made
+
     def give(self, containers: Iterable[Container]) -> tuple[Container, ...]:
         """Look at what a run stores into the containers among its arguments, which no other run was given."""
         given = tuple(own for container in containers for own in given_of(container))
