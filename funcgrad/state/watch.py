@@ -28,7 +28,7 @@ from ..errors import UnwatchedStateWarning
 from ..trees import Container
 from .assumed import Assumed
 from .buffers import held_by, is_buffer
-from .caches import entries_of
+from .caches import calls_of, entries_of
 from .code import Mentions, builtins_in, loads_of, mentions, together
 from .conversions import Globals, converting, own_names
 from .given import OF_ITEMS, given_of
@@ -102,6 +102,7 @@ class Watch(Assumed):
 
     def __exit__(self, *_: Any) -> None:
         self._stack.close()
+        self.asks_caches = self.asks_caches or any(calls_of(c) != self._calls[id(c)] for c, _, _ in self.caches)
 
     @property
     def _has_unseen(self) -> bool:
@@ -209,6 +210,14 @@ class Watch(Assumed):
     def said_by_what_ran(self) -> Mentions:
         """What the code mentions that ran, as far as that was noted."""
         return together([mentions(code) for code in self._codes if self._ran is None or code in self._ran])
+
+    @property
+    def reads_past_hooks(self) -> bool:
+        """Whether code that ran reads attributes where no hook hears of it, but for those of a class that says itself
+        how they are read (``super().__getattribute__(name)``)."""
+        ran = [code for code in self._codes if self._ran is None or code in self._ran]
+        own = [code for code in ran if code.co_name == "__getattribute__" and "super" in mentions(code).globals]
+        return any(mentions(code).past_hooks for code in ran if code not in own)
 
     @property
     def known(self) -> list[Any]:
