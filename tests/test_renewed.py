@@ -163,6 +163,17 @@ def test_what_others_read_is_not_asked_of_the_object(read: str) -> None:
     assert _same(replaced(lambda i: Config(1.5 + i), read, Config)).cache_info().misses <= 3
 
 
+def test_a_size_is_a_symbol_at_its_second_value_beside_a_list_of_objects_that_is_new() -> None:
+    def world() -> World:
+        def call(g: Callable[..., Any], i: int) -> Any:
+            return g(torch.arange(4.0 + i), Config(parts=[Config(1.5), Config(2.5)]))
+
+        f = lambda v, c: v.sum() * sum(own.k for own in c.parts)  # noqa: E731
+        return f, [lambda g, i=i: call(g, i) for i in range(5)]  # type: ignore[misc]
+
+    assert _same(world).cache_info().misses == 2
+
+
 def test_a_closure_made_anew_is_a_hit() -> None:
     def world() -> World:
         def call(g: Callable[..., Any], i: int) -> Any:

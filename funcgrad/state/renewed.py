@@ -141,6 +141,11 @@ class Now:
         key = self.of(place.key)
         return place if owner is place.owner and key is place.key else evolve(place, owner=owner, key=key)
 
+    def one_by_one(self, guards: Iterable[Guard]) -> Iterator[Guard]:
+        """Guards, those on the contents of such containers item by item: the objects in them may be others, too."""
+        for guard in guards:
+            yield from one_by_one(guard) if id(guard.place.owner) in self.objects else [guard]
+
     def guard(self, guard: Guard) -> Guard:
         """What is asked of the call."""
         place, value = self.place(guard.place), self.of(guard.value) if guard.how == "is" else guard.value
