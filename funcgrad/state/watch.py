@@ -55,9 +55,20 @@ from .reached import CONTAINERS
 from .renamed import original
 from .values import copied
 
+Converting = list[tuple[types.FunctionType, frozenset[str]]]
+
 
 class RunsUnnoted(BaseException):  # a signal
     """In the run, code was reached that reads what no guard can watch: another run notes whether that code runs."""
+
+
+class AsksTypes(BaseException):  # a signal
+    """In the run, these functions asked for types, where symbols stand for numbers: another run answers with those of
+    the numbers."""
+
+    def __init__(self, functions: Converting) -> None:
+        super().__init__()
+        self.functions = functions
 
 
 class Watch(Assumed):
@@ -260,9 +271,20 @@ class Watch(Assumed):
             for name, value in arguments if not self._is_closed else ():
                 self._argument(value, name)
 
+    def asks_types(self, answered: Converting) -> bool:
+        """Whether code that ran asks for types in a way that only numbers can answer. Raises ``AsksTypes`` for what is
+        not among those that are ``answered``."""
+        asking = {c for c in self._codes if (self._ran is None or c in self._ran) and mentions(c).types}
+        found = [(function, names & {"type"}) for function, names in self.converting if "type" in names]
+        if asking and asking <= {original(function.__code__) for function, _ in found}:
+            if not asking <= {original(function.__code__) for function, _ in answered}:
+                raise AsksTypes(found)
+            return self.knows(type)  # by another name
+        return bool(asking) or self.knows(type)
+
     @property
-    def converting(self) -> list[tuple[types.FunctionType, frozenset[str]]]:
-        """The functions in which ``float`` and ``int`` may be asked for what is a symbol, and which of the two."""
+    def converting(self) -> Converting:
+        """The functions in which ``float``, ``int`` and ``type`` may be asked for what is a symbol, and which."""
         return list(converting(self._functions))
 
     def places_of(self, wanted: Sequence[Tensor]) -> dict[int, Place]:
