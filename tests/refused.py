@@ -15,6 +15,7 @@ import pickle
 import queue
 import random
 import tempfile
+import threading
 import types
 import weakref
 from collections.abc import Callable
@@ -1213,13 +1214,13 @@ def has_a_gradient(x: Tensor) -> nn.Parameter:
 
 
 row(
-    "a lambda is stored",
+    "a lock is stored",
     memory.STORES_OBJECT,
-    stores(lambda x: lambda: x),
+    stores(lambda x: threading.Lock()),
     numbers,
     fixed=stores(lambda x: x),
     where="STATE.made",
-    says="stores a new function",
+    says="stores a new lock",
 )
 row(
     "a parameter it makes in each call is stored, and used",

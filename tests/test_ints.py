@@ -7,6 +7,7 @@ import collections
 import copy
 import math
 import statistics
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -393,6 +394,42 @@ STORED = {
     "appended": "s.items.append(s.n)",
     "a capped float": "s.n = min(s.n + 0.5, 6.0)",
 }
+
+
+@pytest.mark.parametrize(
+    "asked, programs",
+    [
+        ("n if type(n) is int else 2.0", 3),
+        ("n * {int: 2.0, float: 3.0}.get(type(n), 0.5)", 3),
+        ("n * kind(n)", 3),
+        ("n * (type(n) is type(n + 1)) * isinstance(n, type(3))", 3),
+        ("n * (2 if [*map(type, [n])] == [int] else 3)", 3),
+        ("n * made().k(n)", 3),
+        ("n * (lambda v: 2 if type(v) is int else 3)(n)", 3),
+        ("n * (2 if asks(n) is int else 3)", 5),  # who knows what it asks
+    ],
+)
+@pytest.mark.parametrize("is_float", [False, True])
+def test_types_of_symbols_are_those_of_numbers(asked: str, programs: int, is_float: bool) -> None:
+    source = f"""
+def kind(v): return 2.0 if type(v) in (int, bool) else 3.0
+class made:
+    def k(self, v): return [2.0 if type(w) is int else 3.0 for w in [v]][0]
+def f(x):
+    n = s.n
+    s.last = type(n)
+    return x * ({asked})
+"""
+    worlds = [{"s": types.SimpleNamespace(n=0), "asks": type} for _ in range(2)]
+    for space in worlds:
+        exec(source, space)
+    ours, theirs = worlds
+    compiled = fg.jit(ours["f"], backend="aten")
+    for i in range(5):
+        for space in worlds:
+            space["s"].n = i + 3.5 if is_float else i + 3
+        assert torch.equal(compiled(GRADIENT), theirs["f"](GRADIENT)) and ours["s"].last is theirs["s"].last, i
+    assert compiled.cache_info().misses <= programs
 
 
 @pytest.mark.sweep(12)

@@ -4,11 +4,12 @@ is as in eager PyTorch."""
 from __future__ import annotations
 
 import collections
+import functools
 import types
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -29,6 +30,20 @@ class Config:
 class Shifted(Config):
     def scaled(self, x: Tensor) -> Tensor:
         return x + self.k
+
+
+class Renaming(Config):
+    """What says how its attributes are read."""
+
+    names: ClassVar[dict[str, str]] = {}
+
+    def __getattribute__(self, name: str) -> Any:
+        return super().__getattribute__(super().__getattribute__("names").get(name, name))
+
+
+@functools.lru_cache
+def kept(own: Any) -> float:
+    return float(own.k)
 
 
 class Slotted:
@@ -64,12 +79,12 @@ def each(change: Callable[[int], Any], n: int = 5) -> list[Callable[[Callable[..
     return [lambda g, i=i: (change(i), g(x(i)))[1] for i in range(n)]  # type: ignore[misc]
 
 
-def replaced(make: Callable[[int], Any], read: str) -> Callable[[], World]:
+def replaced(make: Callable[[int], Any], read: str, held: Any = types.SimpleNamespace) -> Callable[[], World]:
     """A function that reads what is in ``h.c``, which is made anew before each call."""
 
     def world() -> World:
-        h = types.SimpleNamespace()
-        space = {"h": h, "torch": torch}
+        h = held()
+        space = {"h": h, "torch": torch, "kept": kept, "names": Renaming(2.0, names={"a": "k"})}
         exec(f"def f(v):\n    {read}", space)
 
         def step(g: Callable[..., Any], i: int) -> Any:
@@ -135,6 +150,28 @@ def test_the_third_object_is_a_hit(world: Callable[[], World], monkeypatch: pyte
     plain = seen
     monkeypatch.setitem(globals(), "seen", lambda value: plain(_drop_modules(value)))
     assert _same(world).cache_info().misses <= 5  # of ten calls: what is kept, and in a deque, is another twice
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        "return v * h.c.k * names.a",  # beside one whose class says how it is read
+        "return v * (h.c.k if h.c.k else kept(h.c))",  # beside a cache that is not asked
+    ],
+)
+def test_what_others_read_is_not_asked_of_the_object(read: str) -> None:
+    assert _same(replaced(lambda i: Config(1.5 + i), read, Config)).cache_info().misses <= 3
+
+
+def test_a_size_is_a_symbol_at_its_second_value_beside_a_list_of_objects_that_is_new() -> None:
+    def world() -> World:
+        def call(g: Callable[..., Any], i: int) -> Any:
+            return g(torch.arange(4.0 + i), Config(parts=[Config(1.5), Config(2.5)]))
+
+        f = lambda v, c: v.sum() * sum(own.k for own in c.parts)  # noqa: E731
+        return f, [lambda g, i=i: call(g, i) for i in range(5)]  # type: ignore[misc]
+
+    assert _same(world).cache_info().misses == 2
 
 
 def test_a_closure_made_anew_is_a_hit() -> None:
@@ -316,6 +353,27 @@ def other_attributes() -> World:
     return (lambda v: v * getattr(h.c, "z", 2.0)), each(put, 6)
 
 
+def renaming() -> World:
+    h = types.SimpleNamespace()
+
+    def put(i: int) -> None:
+        h.c = Renaming(1.5 + i, j=5.5 + i, names={"a": "j" if i in (2, 4, 5) else "k"})
+
+    return (lambda v: v * h.c.a), each(put, 8)
+
+
+def asked_of_a_cache() -> World:
+    h = types.SimpleNamespace()
+
+    def step(g: Callable[..., Any], i: int) -> Any:
+        h.c = Config(1.5 + i)
+        kept(h.c)
+        h.c.k = 7.5
+        return g(x())
+
+    return (lambda v: v * kept(h.c)), [lambda g, i=i: step(g, i) for i in range(5)]  # type: ignore[misc]
+
+
 def opaque() -> World:
     h = types.SimpleNamespace()
 
@@ -342,6 +400,8 @@ WHICH = {
     "of classes": other_classes,
     "of attributes": other_attributes,
     "in Python that no trace sees": opaque,
+    "of one whose class says how it is read": renaming,
+    "asked of a cache": asked_of_a_cache,
 } | {f"asked by {name}": asked_for(read) for name, read in ASKED.items()}
 
 

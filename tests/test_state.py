@@ -497,7 +497,7 @@ def test_nothing_is_left_behind_where_compiling_fails():
 @pytest.mark.parametrize(
     "source",
     [
-        "c = Config()\ndef f(x):\n    c.g = lambda: 1\n    return x * 2",
+        "c = Config()\ndef f(x):\n    c.g = iter([1])\n    return x * 2",
         "c = Config()\ndef f(x):\n    v = [1]\n    v.append(v)\n    c.made = v\n    return x * 2",
     ],
 )

@@ -258,6 +258,50 @@ SCRIPTS = {
     "c.lr = 3; call(); c.lr = 4; call()"),
     "object.__setattr__ leaves a number": ("c = Config()\ndef f(x):\n    object.__setattr__(c, 'lr', 3)\n    return x "
                                            "* 2", "c.lr = 3; call(); c.lr = 4; call()"),
+    "an object in a shared list is another one than the list": (
+        "c = Config()\ndef f(x):\n    o = types.SimpleNamespace(y=x * 2)\n    c.a = c.b = [o]\n    c.o = o\n    return x",
+        "call(); call(); same = c.a is c.b, c.a[0] is c.o, c.o.y",
+    ),
+    # functions that are made
+    "functions that share a variable are stored": (
+        "c = Config()\ndef f(x):\n    n = 1\n    def get(): return n, y\n    def more(by=2, *, of=3):\n        "
+        "nonlocal n\n        n += by * of\n        return n\n    y = x * 2\n    c.get, c.more = get, more\n    more()\n"
+        "    return x",
+        "call(); call(); n = c.get(), c.more(), c.get(), c.more.__qualname__, c.more.__kwdefaults__",
+    ),
+    "a function that calls itself is stored": (
+        "c = Config()\ndef f(x):\n    def g(k): return x if k == 0 else g(k - 1)\n    c.g = g\n    return x * 2",
+        "call(); call(); y = c.g(2), c.g.__closure__[0].cell_contents is c.g",
+    ),
+    "a function closes over what the function does": (
+        "c = Config()\nk = 2\ndef made(by):\n    def f(x):\n        nonlocal by\n        by += 1\n        c.g = lambda: by\n"
+        "        return x\n    return f\nf = made(3)",
+        "call(); n = c.g(); call(); m = c.g()",
+    ),
+    "a function is made once, and called": (
+        "c = Config(); c.g = None\ndef f(x):\n    if c.g is None:\n        w = x.detach() * 2\n        c.g = lambda y: y * w\n"
+        "    return c.g(x)",
+        "call(); call(); call(); y = c.g(torch.ones(3))",
+    ),
+    "methods of an object that is new are stored": (
+        "class M:\n    def __init__(self, y):\n        self.y, self.own = y, self.times\n        self.wrapped = "
+        "self.wrap(self.times)\n        self.part = functools.partial(self.times, 3)\n    def wrap(self, g):\n        "
+        "@functools.wraps(g)\n        def w(*a):\n            w.n = getattr(w, 'n', 0) + 1\n            return g(*a)\n"
+        "        return w\n    def times(self, k=1): return self.y * k\nc = Config()\ndef f(x):\n    c.m = m = M(x)\n    "
+        "c.other = m.times\n    return m.wrapped()",
+        "call(); call(); y = c.m.own.__self__ is c.m, c.other(), c.m.part(), c.m.wrapped(2), c.m.wrapped.n, "
+        "c.m.wrapped.__wrapped__ == c.m.own",
+    ),
+    "functions of modules are stored": (
+        "import json\nc = Config()\ndef f(x):\n    c.g, c.p, c.h = F.relu, F.max_pool2d, [json.dumps, Config.__init__]\n"
+        "    return c.g(x)",
+        "call(); call(); same = c.g is F.relu, c.p is F.max_pool2d, c.h[0] is json.dumps, c.h[1] is Config.__init__",
+    ),
+    "proxies of dicts are stored": (
+        "c = Config()\nown = {'k': 1}\ndef f(x):\n    c.p = types.MappingProxyType({'y': x * 2}), "
+        "types.MappingProxyType(own)\n    return x",
+        "call(); call(); own['k'] = 2; y = dict(c.p[0]), dict(c.p[1])",
+    ),
     "a child that is new is trained": (
         "m = nn.Sequential(nn.Linear(3, 3))\ndef f(x):\n    m.train(not m.training)\n    return x * 2",
         "call(); m[0] = nn.Linear(3, 3); call(); call(); call(); mode = m[0].training",

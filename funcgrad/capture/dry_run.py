@@ -17,6 +17,7 @@ from ..graph_primitives import Path
 from ..graphs import type_text
 from ..options import Randomness
 from ..slots import Arg, Base, Captured, NewGradient, NewMemory, Rewritten, Slot, Stored
+from ..state.conversions import converting_symbols
 from ..state.effects import same_effects
 from ..state.given import into_arguments
 from ..state.hooks import listening
@@ -24,7 +25,7 @@ from ..state.impure import refuse_draw
 from ..state.late import Late
 from ..state.renewed import Brought
 from ..state.state import State, state_of
-from ..state.watch import Watch
+from ..state.watch import Converting, Watch
 from ..state.written import Written
 from ..subclasses import inner_tensors
 from ..torch_private.functional import from_functional
@@ -94,9 +95,18 @@ class Surroundings:
 class DryRun:
     """One run on stand-ins that mirror the real tensors. ``known`` are captured tensors an earlier run met;
     ``themselves``: the arguments among them that are given to the function as they are, since Python state holds them,
-    too, and code compares objects. ``notes``: whether it is noted what code runs."""
+    too, and code compares objects. ``notes``: whether it is noted what code runs; ``converting``: functions that are
+    answered with the types of numbers when they ask for those of symbols."""
 
-    def __init__(self, around: Surroundings, known: Sequence[Tensor], themselves: Sequence[Tensor], notes: bool):
+    def __init__(
+        self,
+        around: Surroundings,
+        known: Sequence[Tensor],
+        themselves: Sequence[Tensor],
+        notes: bool,
+        converting: Converting,
+    ) -> None:
+        self._converting = converting
         self._inputs, self._grad, self._out_slot, self._notes = around.inputs, around.grad, around.out_slot, notes
         self._splits, self._replays, self._hands_over = around.splits, around.replays, around.hands_over
         self._reals: list[tuple[Any, Tensor]] = [
@@ -164,7 +174,12 @@ class DryRun:
         trace.inputs = set(trace.reals)
         raised: BaseException | None = None
         try:
-            with self.watch, torch.set_grad_enabled(self._grad), trace.lifter:
+            with (
+                self.watch,
+                converting_symbols(self._converting),
+                torch.set_grad_enabled(self._grad),
+                trace.lifter,
+            ):
                 result = function(*args, **kwargs)
             for handle in self._handles:
                 handle.remove()
@@ -200,7 +215,7 @@ class DryRun:
         if drawn:
             raise refuse_draw(drawn[0])
         self.watch.require_noted()
-        if trace.symbols.floats.names and self.watch.said_by_what_ran.types:
+        if trace.symbols.floats.names and self.watch.asks_types(self._converting):
             raise NotSymbolicError("the function asks for types, and that of a symbol is another than that of a number")
         state, hooks = self._state(written, arguments), self.trace.hooks.kept
         opens = opening is not None and bool(opening.made)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ..state.output import put_out_again
-from ..state.watch import RunsUnnoted, Watch
+from ..state.watch import AsksTypes, Converting, RunsUnnoted, Watch
 from .captures import RestartTrace
 from .dry_run import DryRun, Surroundings
 from .facts import Facts
@@ -27,8 +27,9 @@ def observe(function: Callable[..., Any], root: Callable[..., Any], around: Surr
     saved: dict[int, Tensor] = {}
     memory_around: dict[int, int] = {}
     hooks, once, notes = None, None, False
+    converting: Converting = []
     while True:
-        dry = DryRun(around, known, themselves, notes)
+        dry = DryRun(around, known, themselves, notes, converting)
         dry.trace.saved_outside, dry.trace.around = saved, memory_around
         dry.trace.hooks.begin(hooks)
         after: Callable[[], None] | None = None
@@ -47,6 +48,8 @@ def observe(function: Callable[..., Any], root: Callable[..., Any], around: Surr
             hooks = ()
         except RunsUnnoted:
             notes = True
+        except AsksTypes as asked:
+            converting = asked.functions
         finally:
             dry.release()
         if after is not None:

@@ -144,7 +144,7 @@ def _closed_over(program: Program, now: Now, tensors: Mapping[str, Tensor]) -> I
     """What the function closes over besides captured tensors, where it is not what the trace baked in."""
     for where in program.facts.state.brought.clashes(now):
         yield Difference(where, "is one object with another that the function reads", "state")
-    for was in program.facts.state.guards:
+    for was in now.one_by_one(program.facts.state.guards):
         guard = now.guard(was)
         if was.how == "tensor" and guard is not was:
             continue  # another object has another tensor

@@ -23,6 +23,11 @@ def entries_of(cache: Any) -> dict[Any, Any]:
     return next((v for v in dicts if not links or all(type(link).__name__ == _LINK for link in v.values())), {})
 
 
+def calls_of(cache: Any) -> int:
+    """How often it was asked."""
+    return int(cache.cache_info().hits + cache.cache_info().misses)
+
+
 def results_of(cache: Any) -> list[Any]:
     """The results it keeps, and maybe their arguments."""
     held = [

@@ -1,10 +1,10 @@
-"""``len``, ``float`` and ``int`` of symbols.
+"""``len``, ``float``, ``int`` and ``type`` of symbols.
 
 Python makes a number of what ``__len__``, ``__float__`` and ``__int__`` return, so that no symbol comes out of its own
-functions. The recorded run calls others. ``length`` stands among the globals of the code of which the dry run has heard
-that it asks a tensor. ``Converted`` is what functions load, by a name that nobody else has, where all code that was
-reached does nothing with the class but to call it, or to look at it: to all other code, and to other threads,
-``float`` and ``int`` are the classes they are.
+functions, and a symbol has a type of its own. The recorded run calls others, and a dry run ``type``. ``length`` stands
+among the globals of the code of which the dry run has heard that it asks a tensor. ``Converted`` is what functions
+load, by a name that nobody else has, where all code that was reached does nothing with the class but to call it, or to
+look at it: to all other code, and to other threads, ``float`` and ``int`` are the classes they are.
 """
 
 from __future__ import annotations
@@ -87,7 +87,19 @@ class _Int(metaclass=Converted):
     symbol = staticmethod(lambda number: number if isinstance(number, SymInt) else number.__trunc__())
 
 
-_CONVERTED: dict[str, Any] = {"float": _Float, "int": _Int}
+class TypeOf(Converted):
+    """What stands for ``type``: that of a symbol is the one it says."""
+
+    def __call__(cls, *given: Any, **options: Any) -> Any:
+        is_symbol = len(given) == 1 and isinstance(given[0], (SymInt, SymFloat))
+        return given[0].__class__ if is_symbol else type(*given, **options)
+
+
+class _Type(metaclass=TypeOf):
+    of = type
+
+
+_CONVERTED: dict[str, Any] = {"float": _Float, "int": _Int, "type": _Type}
 _TAKE_CLASSES = {"isinstance", "issubclass", "map"}
 _NAMES = {name: f"{name} of funcgrad" for name in _CONVERTED}
 """Under which the code of a recorded run finds them among Python's builtins; they stay there, as functions that a run
@@ -107,8 +119,8 @@ def asking_globals() -> Globals | None:
 
 
 def converting(functions: Iterable[types.FunctionType]) -> Iterator[tuple[types.FunctionType, frozenset[str]]]:
-    """Which of these functions, and of optimisers, call ``float`` and ``int``, where no code among the same globals
-    does more with them."""
+    """Which of these functions, and of optimisers, call ``float``, ``int`` and ``type``, where no code among the same
+    globals does more with them."""
     used: dict[tuple[int, str], bool] = {}
     calling: list[tuple[types.FunctionType, frozenset[str]]] = []
     own = [function for function in functions if package(function.__globals__.get("__name__")) not in LIBRARIES]

@@ -82,6 +82,10 @@ class Found:
         """Modules, each with the names that were looked for; modules mention each other in circles."""
         self.caches: list[tuple[Any, str, frozenset[Any]]] = []
         """Functions with a ``functools.lru_cache``, each with the arguments whose results it kept."""
+        self._calls: dict[int, int] = {}
+        """By their identities, how often these were asked before."""
+        self.asks_caches = False
+        """Whether one of them was asked in the run."""
         self.heard: dict[str, list[str]] = {}
         """The lines from which attributes were read, by what a reader calls these."""
         self.variables = dict(os.environ)

@@ -80,7 +80,7 @@ class Mentioned(Reached):
         own = not is_installed_function(function)
         if not is_library_code:
             self._used |= said.used
-            self._looked_at |= said.uses.keys()
+            self._looked_at.update(said.uses)
         for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             place = Place("cell", cell, None, variable)
             value = place.read()
@@ -118,7 +118,7 @@ class Mentioned(Reached):
         for name in new & self._having.keys():
             for kind in list(self._having[name]):
                 self._members_of(kind, {name})
-        for kind in list(self.classes if self._makes_by_type else self._direct):
+        for kind in [c for c in (self.classes if self._makes_by_type else self._direct) if c not in self._making]:
             self._made(kind)
         by_name = (
             said.strings if "globals" in said.globals and "globals" not in function.__globals__ else frozenset[str]()

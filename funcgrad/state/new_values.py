@@ -7,7 +7,10 @@ import array
 import collections
 import copy
 import functools
-from collections.abc import Callable, Mapping, MutableMapping
+import gc
+import sys
+import types
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +27,7 @@ from .values import is_plain
 Names = MutableMapping[Any, str]
 """The variables of a printed call that hold the values of slots, and the objects that it makes."""
 _CONTAINERS = (list, dict)
+_OF_FUNCTION = ("__defaults__", "__kwdefaults__", "__qualname__", "__doc__", "__module__", "__annotations__")
 
 
 @frozen(eq=False)
@@ -50,37 +54,56 @@ class New:
 @define(eq=False)
 class NewObject:
     """An object that the function made, which is made anew on each call: a list or dict of such items, a copy of
-    ``like``, or one of its class, without running ``__init__``, with such attributes. Where it stands in several
-    places, or in itself, it is one there, too."""
+    ``like``, what ``like`` makes of such arguments, a function with such cells, or an object of its class with such
+    attributes, whose ``__init__`` does not run. Where it stands in several places, or in itself, it is one there, too.
+    """
 
     kind: type
     inside: New | None = None
     is_shared: bool = False
     like: Any = None
+    cells: tuple[Any, ...] = ()
 
     def text(self, names: Names, constants: dict[str, Any], constant: Constant) -> str:
         """Python that makes it, where it is not made already."""
         if self in names:
             return names[self]
-        name = f"new_{sum(isinstance(other, NewObject) for other in names)}"
-        if self.inside is None or self.is_container:
-            again = f"{constant(copied)}({constant(self.like)})"
-            made = again if self.inside is None else self.inside.text(names, constants, constant)
-            if self.is_shared:
-                names[self] = name
-            return f"({name} := {made})" if self.is_shared else made
-        names[self] = name
-        made = f"{name} := {constant(maker_of(self.kind))}({constant(self.kind)})"
-        return f"{constant(_with_attributes)}({made}, {self.inside.text(names, constants, constant)})"
+        if self.kind is types.CellType:  # a function fills it
+            return f"({self._named(names)} := {constant(self.kind)}())"
+        inside = self.inside
+        if inside is None or self.is_plain:
+            if inside is None:
+                made = f"{constant(copy.copy)}({constant(self.like)})"
+            else:
+                made = inside.text(names, constants, constant)
+            if inside is not None and self.like is not None:
+                made = f"{constant(self.like)}(*{made})"
+            return f"({self._named(names)} := {made})" if self.is_shared else made
+        name = self._named(names)
+        made, held = f"{constant(maker_of(self.kind))}({constant(self.kind)})", ""
+        if self.kind is types.FunctionType:
+            new = [cell for cell in self.cells if isinstance(cell, NewObject)]
+            full = [(cell, cell.inside) for cell in new if cell not in names and cell.inside is not None]
+            cells = [c.text(names, constants, constant) if c in new else constant(c) for c in self.cells]
+            made = f"{constant(self.like)}(closure=({''.join(f'{cell}, ' for cell in cells)}))"
+            held = "".join(f"({names[cell]}, {own.text(names, constants, constant)}), " for cell, own in full)
+        attributes = inside.text(names, constants, constant)
+        return f"{constant(_with_attributes)}({name} := {made}, ({held}), {attributes})"
+
+    def _named(self, names: Names) -> str:
+        """A name of its own: the objects within it have theirs."""
+        names[self] = f"new_{sum(isinstance(other, NewObject) for other in names)}"
+        return names[self]
 
     @property
-    def is_container(self) -> bool:
-        return self.kind in _CONTAINERS
+    def is_plain(self) -> bool:
+        """Whether it is made of what is within it, which must be there before."""
+        return self.kind in (*_CONTAINERS, *CALLED)
 
     def __str__(self) -> str:
         if self.inside is None:
             return repr(self.like)
-        return str(self.inside) if self.is_container else f"a new {self.kind.__name__}"
+        return str(self.inside) if self.kind in _CONTAINERS else f"a new {self.kind.__name__}"
 
 
 def repr_of(leaf: Any) -> str:
@@ -94,10 +117,12 @@ def is_new(value: Any) -> bool:
     return type(value) in _CONTAINERS or (is_made_of_attributes(value) and not isinstance(value, (SymInt, SymFloat)))
 
 
-def _with_attributes(value: Any, attributes: Mapping[str, Any]) -> Any:
-    """An object that was just made, with its attributes."""
+def _with_attributes(value: Any, cells: Sequence[tuple[types.CellType, Any]], attributes: Mapping[str, Any]) -> Any:
+    """An object that was just made, with its attributes; cells that were made for it, with what they hold."""
+    for cell, held in cells:
+        cell.cell_contents = held
     own = attributes_of(value)
-    slots = slots_of(type(value))
+    slots = slots_of(type(value)) if not isinstance(value, types.FunctionType) else _OF_FUNCTION
     for name, item in attributes.items():
         if own is None or name in slots:
             object.__setattr__(value, name, item)
@@ -108,6 +133,8 @@ def _with_attributes(value: Any, attributes: Mapping[str, Any]) -> Any:
 
 def attributes_made(value: Any) -> dict[str, Any]:
     """What attributes an object has, those that no dict holds among them."""
+    if isinstance(value, types.FunctionType):
+        return {**vars(value), **{name: getattr(value, name) for name in _OF_FUNCTION}}
     slots = {name: getattr(value, name) for name in slots_of(type(value)) if hasattr(value, name)}
     return {**(attributes_of(value) or {}), **slots}
 
@@ -122,21 +149,30 @@ def is_made_of_attributes(value: Any) -> bool:
     return has_any and not isinstance(value, BaseException)
 
 
-def copied(value: Any) -> Any:
-    """A value of ``is_copied``, made again: ``copy.copy`` of a partial would share its keywords."""
-    if type(value) is not functools.partial:
-        return copy.copy(value)
-    made = functools.partial(value.func, *value.args, **value.keywords)
-    vars(made).update(vars(value))
+def _partial(function: Any, arguments: Any, keywords: Any, attributes: Any) -> functools.partial[Any]:
+    made = functools.partial(function, *arguments, **keywords)
+    vars(made).update(attributes)
     return made
+
+
+CALLED: Mapping[type, tuple[Callable[..., Any], Callable[[Any], tuple[Any, ...]]]] = {
+    types.MappingProxyType: (types.MappingProxyType, lambda proxy: (gc.get_referents(proxy)[0],)),
+    types.MethodType: (types.MethodType, lambda method: (method.__func__, method.__self__)),
+    functools.partial: (_partial, lambda own: (own.func, own.args, own.keywords, vars(own))),
+}
+"""What makes objects of these types, and what of."""
+
+
+def is_lasting(function: types.FunctionType) -> bool:
+    """Whether a function is there for good: one that a call makes is found nowhere."""
+    of_module = vars(sys.modules.get(function.__module__, types)).get(function.__name__)
+    return of_module is function or "<locals>" not in function.__code__.co_qualname
 
 
 def is_copied(value: Any, is_kept: Callable[[Any], bool]) -> bool:
     """Whether a value is made again by copying it, where what it holds is stored as it is."""
     if isinstance(value, np.ndarray):
         return bool(value.dtype != object)
-    if type(value) is functools.partial:
-        return all(map(is_kept, (value.func, *value.args, *value.keywords.values())))
     return type(value) in (array.array, bytearray) or (
         type(value) in (set, collections.deque) and all(map(is_kept, value))
     )

@@ -23,7 +23,7 @@ from attrs import evolve, frozen
 
 from .given import OF_ITEMS
 from .guards import Constant, Guard, Place
-from .hooks import can_be_hooked
+from .hooks import can_be_hooked, unhooked
 from .names import attributes_of, is_library, item_name, slots_of
 from .values import is_plain, shape_of
 
@@ -63,7 +63,8 @@ def may_be_another(was: Any, now: Any) -> bool:
         return _made_of(was) == _made_of(now)
     is_own = not is_library(kind) or issubclass(kind, torch.nn.Module)
     has_own = attributes_of(was) is not None or bool(slots_of(kind))
-    return is_own and has_own and can_be_hooked(kind)
+    says_how = any(isinstance(unhooked(c), types.FunctionType) for c in kind.__mro__)  # its attributes are read
+    return is_own and has_own and can_be_hooked(kind) and not says_how
 
 
 def _made_of(function: types.FunctionType) -> tuple[Any, ...]:
@@ -139,6 +140,11 @@ class Now:
         owner = self.place(place.owner) if isinstance(place.owner, Place) else self.of(place.owner)
         key = self.of(place.key)
         return place if owner is place.owner and key is place.key else evolve(place, owner=owner, key=key)
+
+    def one_by_one(self, guards: Iterable[Guard]) -> Iterator[Guard]:
+        """Guards, those on the contents of such containers item by item: the objects in them may be others, too."""
+        for guard in guards:
+            yield from one_by_one(guard) if id(guard.place.owner) in self.objects else [guard]
 
     def guard(self, guard: Guard) -> Guard:
         """What is asked of the call."""

@@ -108,14 +108,12 @@ def with_brought(state: State, watch: Watch, places: Iterable[Place], renewed: S
     """The state in which each call may bring others of the objects that were others in other calls, of which the
     function reads what they hold alone. ``places``: where what it reads lives."""
     said = watch.said_by_what_ran
-    names = said.globals | said.attributes
 
     def asks_for(function: Any) -> bool:
         is_named = function.__name__ in said.globals or any(g.value is function for g in state.guards)
         return is_named or watch.has_as_value(function)
 
-    asks_caches = any(name.rpartition(".")[2] in names for _, name, _ in watch.caches)
-    if said.past_hooks or asks_for(id) or asks_caches or state.into.written:
+    if watch.reads_past_hooks or asks_for(id) or watch.asks_caches or state.into.written:
         return state  # which objects they are, matters
     parts = Brought(renewed).parts
     guards = tuple(own for g in state.guards for own in (one_by_one(g) if id(g.place.owner) in parts else [g]))

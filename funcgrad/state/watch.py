@@ -28,7 +28,7 @@ from ..errors import UnwatchedStateWarning
 from ..trees import Container
 from .assumed import Assumed
 from .buffers import held_by, is_buffer
-from .caches import entries_of
+from .caches import calls_of, entries_of
 from .code import Mentions, builtins_in, loads_of, mentions, together
 from .conversions import Globals, converting, own_names
 from .files import hearing_of_files, version_of
@@ -56,9 +56,20 @@ from .reached import CONTAINERS
 from .renamed import original
 from .values import copied
 
+Converting = list[tuple[types.FunctionType, frozenset[str]]]
+
 
 class RunsUnnoted(BaseException):  # a signal
     """In the run, code was reached that reads what no guard can watch: another run notes whether that code runs."""
+
+
+class AsksTypes(BaseException):  # a signal
+    """In the run, these functions asked for types, where symbols stand for numbers: another run answers with those of
+    the numbers."""
+
+    def __init__(self, functions: Converting) -> None:
+        super().__init__()
+        self.functions = functions
 
 
 class Watch(Assumed):
@@ -104,6 +115,7 @@ class Watch(Assumed):
 
     def __exit__(self, *_: Any) -> None:
         self._stack.close()
+        self.asks_caches = self.asks_caches or any(calls_of(c) != self._calls[id(c)] for c, _, _ in self.caches)
 
     @property
     def _has_unseen(self) -> bool:
@@ -213,6 +225,14 @@ class Watch(Assumed):
         return together([mentions(code) for code in self._codes if self._ran is None or code in self._ran])
 
     @property
+    def reads_past_hooks(self) -> bool:
+        """Whether code that ran reads attributes where no hook hears of it, but for those of a class that says itself
+        how they are read (``super().__getattribute__(name)``)."""
+        ran = [code for code in self._codes if self._ran is None or code in self._ran]
+        own = [code for code in ran if code.co_name == "__getattribute__" and "super" in mentions(code).globals]
+        return any(mentions(code).past_hooks for code in ran if code not in own)
+
+    @property
     def known(self) -> list[Any]:
         """The objects that can be reached, as far as was looked."""
         return list(self._known.values())
@@ -224,6 +244,16 @@ class Watch(Assumed):
     def knows(self, value: Any) -> bool:
         """Whether a value is an object that was there before the run."""
         return id(value) in self._known or id(value) in self.given
+
+    def makes(self, function: types.FunctionType) -> bool:
+        """Whether code that was reached makes this function: it was not there before the run."""
+        made, code = set[types.CodeType](), original(function.__code__)
+        pending = [*self._codes]
+        while pending:
+            inner = [c for c in pending.pop().co_consts if isinstance(c, types.CodeType)]
+            made.update(inner)
+            pending += inner
+        return code in made
 
     def give(self, containers: Iterable[Container]) -> tuple[Container, ...]:
         """Look at what a run stores into the containers among its arguments, which no other run was given."""
@@ -243,9 +273,20 @@ class Watch(Assumed):
             for name, value in arguments if not self._is_closed else ():
                 self._argument(value, name)
 
+    def asks_types(self, answered: Converting) -> bool:
+        """Whether code that ran asks for types in a way that only numbers can answer. Raises ``AsksTypes`` for what is
+        not among those that are ``answered``."""
+        asking = {c for c in self._codes if (self._ran is None or c in self._ran) and mentions(c).types}
+        found = [(function, names & {"type"}) for function, names in self.converting if "type" in names]
+        if asking and asking <= {original(function.__code__) for function, _ in found}:
+            if not asking <= {original(function.__code__) for function, _ in answered}:
+                raise AsksTypes(found)
+            return self.knows(type)  # by another name
+        return bool(asking) or self.knows(type)
+
     @property
-    def converting(self) -> list[tuple[types.FunctionType, frozenset[str]]]:
-        """The functions in which ``float`` and ``int`` may be asked for what is a symbol, and which of the two."""
+    def converting(self) -> Converting:
+        """The functions in which ``float``, ``int`` and ``type`` may be asked for what is a symbol, and which."""
         return list(converting(self._functions))
 
     def places_of(self, wanted: Sequence[Tensor]) -> dict[int, Place]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import collections
 import contextvars
+import copy
 import datetime
 import decimal
 import enum
 import fractions
+import functools
 import itertools
 import os
 import pathlib
@@ -36,8 +38,9 @@ from .effects import Count, Effect, Grow, Refill, Store, refill
 from .guards import MISSING, Met, Place
 from .hooks import can_be_hooked
 from .names import found_on, is_hook_of_module, item_name, joined, steps_of, uses_of
-from .new_values import New, NewObject, attributes_made, copied, is_copied, is_new
+from .new_values import CALLED, New, NewObject, attributes_made, is_copied, is_lasting, is_new
 from .output import Log, Print, Printed, effects_of
+from .renamed import original
 from .shown import ShownValue, numbers_in
 from .values import PLAIN, TORCH_PLAIN, keys_of, same
 from .warned import Warn
@@ -376,24 +379,49 @@ class Written:
         _, made = self._made.get(id(value), (None, None))
         if made is not None:
             made.is_shared = True
-            if made.inside is None and made.is_container:
+            if made.inside is None and made.is_plain:
                 self._refused.append((path, "a container that holds itself"))
             return made
+        made = NewObject(type(value))
         if is_copied(value, self._is_kept_inside):
-            made = NewObject(type(value), like=copied(value))
+            made.like = copy.copy(value)
             self._made[id(value)] = value, made
             return made
-        if not is_new(value):
+        inside: Any = value
+        if isinstance(value, types.FunctionType) and self._watch.makes(value):
+            of = original(value.__code__), value.__globals__, value.__name__
+            made.like, inside = functools.partial(types.FunctionType, *of), attributes_made(value)
+        elif made.kind in CALLED:
+            made.like, inside = CALLED[made.kind][0], CALLED[made.kind][1](value)
+        elif not is_new(value):
             return None
-        made = NewObject(type(value))
+        elif not made.is_plain:
+            inside = attributes_made(value)
         self._made[id(value)] = value, made
-        made.inside = self._taken_apart(value if made.is_container else attributes_made(value), path)
+        if isinstance(value, types.FunctionType):
+            cells = zip(value.__closure__ or (), value.__code__.co_freevars, strict=True)
+            made.cells = tuple(self._cell(cell, f"{path}.{name}") for cell, name in cells)
+        made.inside = self._taken_apart(inside, path)
         return None if made.inside is None else made
+
+    def _cell(self, cell: types.CellType, path: str) -> Any:
+        """A variable of a function that was made: the cell that was there, or what is to be made instead."""
+        if id(cell) in self._watch.cells:
+            return cell
+        _, made = self._made.get(id(cell), (None, None))
+        if made is None:
+            made = NewObject(types.CellType)
+            self._made[id(cell)] = cell, made
+            if (held := Place("cell", cell, None, path).read()) is not MISSING:
+                made.inside = self._new(held, path)
+        return made
 
     def _is_kept(self, value: Any) -> bool:
         """Whether a value is stored as it is."""
         if isinstance(value, types.MethodType):
             return self._watch.knows(value.__self__) and self._watch.knows(value.__func__)
+        if isinstance(value, types.FunctionType) and is_lasting(value):
+            return True
         if type(value) is frozenset:
             return all(map(self._is_kept_inside, value))
         return self._watch.knows(value) or (isinstance(value, _KEPT) and value is not None)

@@ -81,3 +81,17 @@ def test_batches_of_other_sizes_are_counted_and_their_losses_are_kept():
     check_steps(make, programs=2)
     ours, eager = (torch.stack(model.losses[:5]) for model in models)
     torch.testing.assert_close(ours, eager)
+
+
+def test_a_metric_counts_its_updates():
+    torchmetrics = pytest.importorskip("torchmetrics", reason="pip install funcgrad[real]")
+    metrics = []
+
+    def make():
+        metrics.append(metric := torchmetrics.MeanSquaredError())
+        return World(lambda x, y: metric(x, y), lambda step: (torch.randn(3 + step), torch.randn(3 + step)), [metric])
+
+    check_steps(make, programs=3)
+    ours, eager = metrics
+    assert ours.update_count == 6 and eager.update_count == 5  # ours went through one step more
+    assert ours.total == eager.total + 7
