@@ -20,6 +20,8 @@ from torch import Tensor
 from .. import refusals
 from ..graphs import is_expanded, target_text, tensors_in
 from ..state.lines import user_line
+from ..torch_private.fakes import without_modes
+from ..torch_private.modes import without_function_modes
 from ..torch_private.operators import written_by
 from ..torch_private.symbols import known_contiguous, known_same
 from ..torch_private.tensors import storage_id
@@ -53,10 +55,20 @@ def root_of(lineage: Lineage, tensor: Tensor) -> Tensor:
     return lineage.path(tensor, lambda _: False, through=True)[0]
 
 
-def looked_at(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Geometry:
+def geometry(lineage: Lineage, view: Tensor) -> Geometry:
+    """How a view lies in the memory of its root, by the steps that lead to it: since the root was written to, new views
+    of it are views of the value it has by then, which lies otherwise."""
+    root, steps, _ = lineage.path(view, lambda _: False, through=True)
+    base = Geometry.of(root)
+    with without_function_modes(), without_modes():
+        memory = torch.empty((base.end,), dtype=base.dtype, device="meta")
+        return Geometry.of(take(memory.as_strided(base.shape, base.stride, base.offset), steps))
+
+
+def looked_at(lineage: Lineage, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Geometry:
     """What a call of ``as_strided`` looks at."""
     tensor, size, stride, *rest = (*args, *kwargs.values())
-    start = tensor.storage_offset() if rest in ([], [None]) else rest[0]
+    start = geometry(lineage, tensor).offset if rest in ([], [None]) else rest[0]
     return Geometry(tuple(size), tuple(stride), start, tensor.dtype)
 
 
@@ -65,7 +77,7 @@ def strided(
 ) -> Tensor | None:
     """``as_strided``, by views of the root, which can be undone; None where there are none. ``room``: how many bytes
     there are (in the first run): out of these, eager PyTorch's error is raised."""
-    tensor, own = args[0], looked_at(args, kwargs)
+    tensor, own = args[0], looked_at(lineage, args, kwargs)
     root = root_of(lineage, tensor)
     if not all(type(n) is int for n in (*root.shape, *root.stride(), *own.shape, *own.stride, own.offset)):
         look = _whole_look(root, own)  # by sizes that are symbols nothing else is decided
@@ -122,7 +134,7 @@ def write(lineage: Lineage, op: Any, args: Sequence[Any], kwargs: dict[str, Any]
     for target in written_by(op, args, kwargs):
         if not _is_not_undone(lineage, target):
             continue
-        own, root = Geometry.of(target), root_of(lineage, target)
+        own, root = geometry(lineage, target), root_of(lineage, target)
         if (look := _whole_look(root, own)) is not None:
             replaced[id(target)] = look
             continue
@@ -130,7 +142,7 @@ def write(lineage: Lineage, op: Any, args: Sequence[Any], kwargs: dict[str, Any]
             replaced[id(target)] = target.clone()
             continue
         if is_expanded(target) or overlaps_itself(own):
-            _fill(root, target, op, args, kwargs)
+            _fill(lineage, root, target, op, args, kwargs)
             return
         look = _sliced(root, own)
         if look is None:
@@ -142,10 +154,13 @@ def write(lineage: Lineage, op: Any, args: Sequence[Any], kwargs: dict[str, Any]
         aten.index_put_.default(root, indices, copy)
 
 
-def _fill(root: Tensor, target: Tensor, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def _fill(
+    lineage: Lineage, root: Tensor, target: Tensor, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
     """A write to elements several of which are one in memory."""
-    own = Geometry.of(target)
-    if op is aten.copy_.default and storage_id(target) == storage_id(args[1]) and Geometry.of(args[1]) == own:
+    own = geometry(lineage, target)
+    is_own = op is aten.copy_.default and storage_id(target) == storage_id(args[1])
+    if is_own and geometry(lineage, args[1]) == own:
         return  # eager PyTorch leaves it as it is
     if not is_expanded(target) and torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(args)):
         raise refusals.OVERLAPS_ITSELF_TRACKED(target_text(op), where=user_line())

@@ -54,7 +54,7 @@ def unfunctional(trace: Trace, op: Any, args: tuple[Any, ...], kwargs: dict[str,
             room = room_for(trace, args[0]) if trace.graph is None else None
             look = strided(trace.lineage, room, op, args, kwargs)
         if trace.graph is None:
-            looked(trace, args[0], looked_at(args, kwargs))
+            looked(trace, args[0], looked_at(trace.lineage, args, kwargs))
         return NotImplemented if look is None else look
     if trace.writes.scatters(op, args, kwargs):
         if trace.graph is None:
