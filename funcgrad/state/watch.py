@@ -9,13 +9,9 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import functools
 import logging
-import re
 import sys
 import types
-import warnings
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -24,18 +20,16 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from ..errors import UnwatchedStateWarning
 from ..trees import Container
-from .assumed import Assumed
 from .buffers import held_by, is_buffer
 from .caches import calls_of, entries_of
-from .code import Mentions, builtins_in, loads_of, mentions, together
+from .code import Mentions, loads_of, mentions, together
 from .conversions import Globals, converting, own_names
 from .files import hearing_of_files, version_of
 from .given import OF_ITEMS, given_of
 from .guards import MISSING, Guard, Met, Place
 from .hooks import hooked_process, listening, unhook
-from .impure import Generator, asks_clock, levels_of, put_back, warn_of_clocks
+from .impure import Generator, asks_clock, levels_of, put_back
 from .lines import Lines
 from .names import (
     LIBRARIES,
@@ -50,10 +44,9 @@ from .names import (
     joined,
     package,
     slots_of,
-    taken_apart,
 )
-from .reached import CONTAINERS
 from .renamed import original
+from .unwatched import Unwatched
 from .values import copied
 
 Converting = list[tuple[types.FunctionType, frozenset[str]]]
@@ -72,7 +65,7 @@ class AsksTypes(BaseException):  # a signal
         self.functions = functions
 
 
-class Watch(Assumed):
+class Watch(Unwatched):
     """Use as a context manager around what runs code of the caller's; ``finish`` it, then ``guards`` and ``tensors``
     say what was read, ``met`` what was there.
 
@@ -82,12 +75,10 @@ class Watch(Assumed):
     def __init__(
         self, root: Callable[..., Any], arguments: Sequence[tuple[str, Any]], numbers: Sequence[tuple[Place, Any]] = ()
     ) -> None:
-        super().__init__()
+        super().__init__(root)
         self.measuring: list[Globals] = []
         """The globals of code that asked for the ``len`` of a tensor."""
         self._stack = ExitStack()
-        self._root = root
-        self._ran: set[types.CodeType] | None = None
         self.notes_what_runs = False
         self.put_numbers(numbers)
         try:
@@ -477,69 +468,9 @@ class Watch(Assumed):
             if not is_library(c):
                 self._guard(Guard.absent(Place("class", c, name, shown)))
 
-    # ── what is named ────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _warn(self, said: Mentions) -> None:
-        """Name, once for each function, what no guard can watch, and code that has run mentions."""
-        ran = [function for code, function in self._codes.items() if self._ran is None or code in self._ran]
-        own = together([mentions(original(function.__code__)) for function in ran])
-        only_reached = (said.globals | said.attributes) - (own.globals | own.attributes | own.strings)
-        for value, name in self.unwatched.values():
-            if taken_apart(name)[0] in only_reached:
-                continue
-            what = (
-                f"{len(value):,} items of {name}"
-                if isinstance(value, CONTAINERS)
-                else f"{name} (a {type(value).__name__})"
-            )
-            _warn_once(self._root, f"{what} cannot be watched: a change of it between calls is not noticed")
-        for method in sorted({"cache_info", "cache_clear"} & (said.attributes | said.strings) if self.caches else ()):
-            _warn_once(self._root, f"the function asks for {method}() of a functools.lru_cache: {_OF_CACHES[method]}")
-        if "__subclasses__" in said.attributes:
-            _warn_once(self._root, _CALLS.format("__subclasses__"))
-        for name, what in sorted(self.told.items()):
-            if not own.uses.keys().isdisjoint(re.findall(r"\w+", name)):
-                _warn_once(self._root, f"the function {what.format(name)}")
-        for line in sorted(self.shown):
-            _warn_once(
-                self._root,
-                f"the function asks for the text of a tensor ({line}), which has no values while it is traced: "
-                f"{_SHOWN}",
-            )
-        for line in sorted(self.hooked):
-            _warn_once(self._root, f"the function registers a hook on a leaf that it is given ({line}): {_HOOKED}")
-        for what in sorted(self.outside):
-            _warn_once(self._root, what)
-        warn_of_clocks(ran)
-        for function in ran:
-            for name in builtins_in(mentions(original(function.__code__)).unseen, function.__globals__):
-                _warn_once(self._root, _CALLS.format(name))
-
 
 def _renewed(met: Met) -> Met:
     """What was met, as it is now."""
     if isinstance(met.of, types.ModuleType):
         return evolve(met, before=own_names(met.container))
     return evolve(met, before=held_by(met.container) if is_buffer(met.container) else copied(met.container))
-
-
-_CALLS = "the function calls {}(): what it reads by it cannot be watched, and is as it was when it was traced"
-_SHOWN = "the text is that of its type on each call; return the tensor, and print it outside"
-_HOOKED = "eager PyTorch keeps it, and adds one on each call; here each call has its own alone. Register it outside"
-_OF_CACHES = {
-    "cache_info": "it is as it was when the function was traced",
-    "cache_clear": "it is cleared when the function is traced, and not on each call",
-}
-
-_warned: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
-
-
-def _warn_once(root: Any, message: str) -> None:
-    """A warning that comes once for each function."""
-    while isinstance(root, functools.partial):  # one type, whatever it calls
-        root = root.func
-    function = getattr(root, "__func__", root)
-    said = _warned.setdefault(function if isinstance(function, types.FunctionType) else type(function), set())
-    if message not in said:
-        said.add(message)
-        warnings.warn(message, UnwatchedStateWarning, stacklevel=2)

@@ -1,0 +1,86 @@
+"""What no guard can watch, named once for each function: an ``UnwatchedStateWarning``."""
+
+from __future__ import annotations
+
+import functools
+import re
+import types
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import UnwatchedStateWarning
+from .assumed import Assumed
+from .code import Mentions, builtins_in, mentions, together
+from .impure import warn_of_clocks
+from .names import taken_apart
+from .reached import CONTAINERS
+from .renamed import original
+
+
+class Unwatched(Assumed):
+    """Names what a function reads, and does, that nobody notices between calls."""
+
+    def __init__(self, root: Callable[..., Any]) -> None:
+        super().__init__()
+        self._root = root
+        self._ran: set[types.CodeType] | None = None
+
+    def _warn(self, said: Mentions) -> None:
+        """Name, once for each function, what no guard can watch, and code that has run mentions."""
+        ran = [function for code, function in self._codes.items() if self._ran is None or code in self._ran]
+        own = together([mentions(original(function.__code__)) for function in ran])
+        only_reached = (said.globals | said.attributes) - (own.globals | own.attributes | own.strings)
+        for value, name in self.unwatched.values():
+            if taken_apart(name)[0] in only_reached:
+                continue
+            what = (
+                f"{len(value):,} items of {name}"
+                if isinstance(value, CONTAINERS)
+                else f"{name} (a {type(value).__name__})"
+            )
+            _warn_once(self._root, f"{what} cannot be watched: a change of it between calls is not noticed")
+        for method in sorted({"cache_info", "cache_clear"} & (said.attributes | said.strings) if self.caches else ()):
+            _warn_once(self._root, f"the function asks for {method}() of a functools.lru_cache: {_OF_CACHES[method]}")
+        if "__subclasses__" in said.attributes:
+            _warn_once(self._root, _CALLS.format("__subclasses__"))
+        for name, what in sorted(self.told.items()):
+            if not own.uses.keys().isdisjoint(re.findall(r"\w+", name)):
+                _warn_once(self._root, f"the function {what.format(name)}")
+        for line in sorted(self.shown):
+            _warn_once(
+                self._root,
+                f"the function asks for the text of a tensor ({line}), which has no values while it is traced: "
+                f"{_SHOWN}",
+            )
+        for line in sorted(self.hooked):
+            _warn_once(self._root, f"the function registers a hook on a leaf that it is given ({line}): {_HOOKED}")
+        for what in sorted(self.outside):
+            _warn_once(self._root, what)
+        warn_of_clocks(ran)
+        for function in ran:
+            for name in builtins_in(mentions(original(function.__code__)).unseen, function.__globals__):
+                _warn_once(self._root, _CALLS.format(name))
+
+
+_CALLS = "the function calls {}(): what it reads by it cannot be watched, and is as it was when it was traced"
+_SHOWN = "the text is that of its type on each call; return the tensor, and print it outside"
+_HOOKED = "eager PyTorch keeps it, and adds one on each call; here each call has its own alone. Register it outside"
+_OF_CACHES = {
+    "cache_info": "it is as it was when the function was traced",
+    "cache_clear": "it is cleared when the function is traced, and not on each call",
+}
+
+_warned: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+
+
+def _warn_once(root: Any, message: str) -> None:
+    """A warning that comes once for each function."""
+    while isinstance(root, functools.partial):  # one type, whatever it calls
+        root = root.func
+    function = getattr(root, "__func__", root)
+    said = _warned.setdefault(function if isinstance(function, types.FunctionType) else type(function), set())
+    if message not in said:
+        said.add(message)
+        warnings.warn(message, UnwatchedStateWarning, stacklevel=2)
