@@ -1,5 +1,5 @@
-"""Formulas of forward mode, and batching rules, that PyTorch has in C++ for sizes that are numbers: the same where
-sizes are symbols.
+"""Formulas of forward mode, and batching rules (``symbolic_batches.py``), that PyTorch has in C++ for sizes that are
+numbers: the same where sizes are symbols.
 
 The Python dispatcher, which runs where sizes are symbols, takes these first. Wherever else it runs, they go on to
 PyTorch's own.
@@ -13,13 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._decomp.decompositions import native_layer_norm_backward
 from torch.autograd import forward_ad
 
+from .symbolic_batches import OF_BATCHES, of_batches
 from .symbols import sizes_are_symbols
 
 _aten: Any = torch.ops.aten
-_functorch: Any = torch._C._functorch
 _Key = torch._C.DispatchKey
 
 
@@ -57,110 +56,6 @@ def _layer_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Te
     return out if bias is None else out + bias, mean, rstd
 
 
-def _is_batched(value: Any) -> bool:
-    """Whether a tensor is one of the level of ``vmap`` that runs."""
-    if not isinstance(value, Tensor) or not _functorch.is_batchedtensor(value):
-        return False
-    return bool(_functorch.maybe_get_level(value) == _functorch.peek_interpreter_stack().level())
-
-
-def _taken_out(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[bool], Any]:
-    """Tensors without the wrapper of the level of ``vmap`` that runs, whose dimension is the first; which of them had
-    one, and how many samples there are."""
-    are_batched = list(map(_is_batched, tensors))
-    found = [
-        _functorch.get_unwrapped(t).movedim(_functorch.maybe_get_bdim(t), 0) if batched else t
-        for t, batched in zip(tensors, are_batched, strict=True)
-    ]
-    return found, are_batched, found[are_batched.index(True)].shape[0]
-
-
-def _each_batched(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The same, the others expanded."""
-    found, are_batched, n = _taken_out(tensors)
-    return [t if batched else t.expand(n, *t.shape) for t, batched in zip(found, are_batched, strict=True)]
-
-
-def _cat_of_batches(tensors: Sequence[Tensor], dim: int = 0) -> Any:
-    ranks = {t.dim() for t in tensors}
-    if len(ranks) > 1 or 0 in ranks:  # which are refused, or skipped where they are empty
-        return NotImplemented
-    (rank,) = ranks
-    return _below_batches(lambda: torch.cat(_each_batched(tensors), dim % rank + 1))
-
-
-def _along(op: Any) -> Callable[..., Any]:
-    """The rule of an operator of tensors of one rank, and of a dimension (``scatter``, ``gather``)."""
-
-    def rule(x: Tensor, dim: int, *given: Any, **options: Any) -> Any:
-        tensors = [x, *(v for v in given if isinstance(v, Tensor))]
-        if any(t.dim() != x.dim() for t in tensors) or x.dim() == 0:
-            return NotImplemented
-
-        def run() -> Any:
-            own, *others = _each_batched(tensors)
-            rest = iter(others)
-            values = [next(rest) if isinstance(v, Tensor) else v for v in given]
-            return op(own, dim % x.dim() + 1, *values, **options)
-
-        return _below_batches(run)
-
-    return rule
-
-
-def _convolution_of_batches(x: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> Any:
-    """Samples among the batch of the convolution, where they have the weights in common."""
-
-    def run() -> Any:
-        (inputs, *_), are_batched, n = _taken_out([x, weight] if bias is None else [x, weight, bias])
-        if any(are_batched[1:]):
-            return NotImplemented
-        found = _aten.convolution.default(inputs.flatten(0, 1), weight, bias, *how)
-        return found.unflatten(0, (n, inputs.shape[1]))
-
-    return _below_batches(run)
-
-
-def _convolution_backward_of_batches(gradient: Tensor, x: Tensor, weight: Tensor, *given: Any) -> Any:
-    """The gradient of the input alone, in the same way."""
-
-    def run() -> Any:
-        (of_result, inputs, _), (*known, own_weights), n = _taken_out([gradient, x, weight])
-        if own_weights or list(given[-1]) != [True, False, False]:
-            return NotImplemented
-        both = zip((of_result, inputs), known, strict=True)
-        folded = [(t if batched else t.expand(n, *t.shape)).flatten(0, 1) for t, batched in both]
-        return _aten.convolution_backward.default(*folded, weight, *given)[0].unflatten(0, (n, x.shape[0]))
-
-    found = _below_batches(run)
-    return found if found is NotImplemented else (found, None, None)
-
-
-def _slice_backward_of_batches(gradient: Tensor, sizes: Sequence[Any], dim: int, *bounds: Any) -> Any:
-    def run() -> Any:
-        (own,), _, n = _taken_out([gradient])
-        return _aten.slice_backward.default(own, [n, *sizes], dim % len(sizes) + 1, *bounds)
-
-    return _below_batches(run)
-
-
-def _below_batches(run: Callable[[], Any]) -> Any:
-    """What is computed below the level of ``vmap`` that runs, as a tensor of that level."""
-    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_Key.FuncTorchBatched)):
-        found = run()
-    if found is NotImplemented:
-        return found
-    return _functorch._add_batch_dim(found, 0, _functorch.peek_interpreter_stack().level())
-
-
-def _of_batches(rule: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        given = [v for a in args for v in (a if isinstance(a, (list, tuple)) else [a])]
-        return rule(*args, **kwargs) if any(map(_is_batched, given)) else NotImplemented
-
-    return call
-
-
 def _of_tangents(rule: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         return rule(*args, **kwargs) if forward_ad._current_level >= 0 else NotImplemented
@@ -181,17 +76,6 @@ def _install(op: Any, key: Any, rule: Callable[..., Any]) -> None:
 
 
 _FORMULAS: dict[Any, Callable[..., Any]] = {_aten.cat.default: _cat, _aten.native_layer_norm.default: _layer_norm}
-_OF_BATCHES: dict[Any, Callable[..., Any]] = {
-    _aten.cat.default: _cat_of_batches,
-    _aten.gather.default: _along(_aten.gather.default),
-    _aten.scatter.src: _along(_aten.scatter.src),
-    _aten.scatter.value: _along(_aten.scatter.value),
-    _aten.scatter_add.default: _along(_aten.scatter_add.default),
-    _aten.convolution.default: _convolution_of_batches,
-    _aten.convolution_backward.default: _convolution_backward_of_batches,
-    _aten.native_layer_norm_backward.default: native_layer_norm_backward,
-    _aten.slice_backward.default: _slice_backward_of_batches,
-}
 
 
 @functools.cache
@@ -199,5 +83,5 @@ def install() -> None:
     """Let the Python dispatcher find them, from the first trace on in which sizes are symbols."""
     for op, rule in _FORMULAS.items():
         _install(op, _Key.Autograd, _of_tangents(rule))
-    for op, rule in _OF_BATCHES.items():
-        _install(op, _Key.FuncTorchBatched, _of_batches(rule))
+    for op, rule in OF_BATCHES.items():
+        _install(op, _Key.FuncTorchBatched, of_batches(rule))
