@@ -70,11 +70,21 @@ def activated(x):
     )  # fmt: skip
 
 
+def written(x):
+    y, z = x.clone(), torch.zeros_like(x)
+    y[:, 0] = y[:, 1] * 2
+    z[:, 1:] = x[:, 1:].sin()
+    z[0] += 1.0
+    t = x.sin()
+    t.T.add_(1.0)
+    return y.mul_(x), z, t.cos(), F.pad(x[None], (1, 1), mode="circular"), x.as_strided((2, 2), (4, 1)).sin()
+
+
 def total(f):
     return lambda *args: sum(t.sin().sum() for t in f(*args))
 
 
-FUNCTIONS = [norms, images, resized, indexed, attended, activated]
+FUNCTIONS = [norms, images, resized, indexed, attended, activated, written]
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
@@ -93,7 +103,7 @@ def test_batches_of_any_size(f, mode):
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-@pytest.mark.parametrize("f", [norms, indexed, attended], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("f", [norms, indexed, attended, written], ids=lambda f: f.__name__)
 def test_samples_of_any_size(f):
     """The batch is always the same."""
     gradient = func.grad(total(f))

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 from torch.autograd import forward_ad
 
 from .symbolic_batches import OF_BATCHES, of_batches
-from .symbols import sizes_are_symbols
+from .symbols import known_contiguous, sizes_are_symbols
 
 _aten: Any = torch.ops.aten
 _Key = torch._C.DispatchKey
@@ -27,33 +28,88 @@ def _is_dual(tensor: Any) -> bool:
     return isinstance(tensor, Tensor) and torch._VF._unpack_dual(tensor, level=0)[1] is not None  # type: ignore[attr-defined]
 
 
-def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Any:
-    """Zeros for those that have no tangent."""
-    are_dual = [_is_dual(t) for t in tensors]
-    if all(are_dual) or not any(are_dual) or not all(t.is_floating_point() or t.is_complex() for t in tensors):
-        return NotImplemented
-    make: Any = torch._VF._make_dual  # type: ignore[attr-defined]
-    duals = [t if known else make(t, torch.zeros_like(t), level=0) for t, known in zip(tensors, are_dual, strict=True)]
-    return torch.cat(duals, dim)
+def _joined(op: Callable[..., Tensor]) -> Callable[..., Any]:
+    """Of ``cat`` and ``stack``: zeros for those that have no tangent."""
+
+    def rule(tensors: Sequence[Tensor], dim: int = 0) -> Any:
+        are_dual = [_is_dual(t) for t in tensors]
+        if all(are_dual) or not any(are_dual) or not all(t.is_floating_point() or t.is_complex() for t in tensors):
+            return NotImplemented
+        make: Any = torch._VF._make_dual  # type: ignore[attr-defined]
+        known = zip(tensors, are_dual, strict=True)
+        return op([t if is_dual else make(t, torch.zeros_like(t), level=0) for t, is_dual in known], dim)
+
+    return rule
+
+
+def _are_normalised(*given: Tensor | None) -> bool:
+    """Whether a formula serves for what is normalised, and its weights: what has a tangent, in one precise dtype."""
+    found = [t for t in given if t is not None]
+    return any(map(_is_dual, found)) and {t.dtype for t in found} in ({torch.float32}, {torch.float64})
+
+
+def _normalised(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    mean = x.mean(dims, keepdim=True)
+    centred = x - mean
+    rstd = torch.rsqrt((centred * centred).mean(dims, keepdim=True) + eps)
+    return centred * rstd, mean, rstd
+
+
+def _weighted(x: Tensor, shape: Sequence[Any], weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    x = x if weight is None else x * weight.view(shape)
+    return x if bias is None else x + bias.view(shape)
 
 
 def _layer_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:
     """By its formula."""
     given = [t for t in (x, weight, bias) if t is not None]
-    if not any(map(_is_dual, given)) or any(t.dtype not in (torch.float32, torch.float64) for t in given):
-        return NotImplemented
     n = len(shape)
-    if not n or len({t.dtype for t in given}) > 1 or any(t.dim() < n for t in given):
+    if not _are_normalised(x, weight, bias) or not n or any(t.dim() < n for t in given):
         return NotImplemented
     if list(x.shape[-n:]) != list(shape) or any(list(t.shape) != list(shape) for t in given[1:]):
         return NotImplemented  # which is refused
-    dims = list(range(-n, 0))
-    mean = x.mean(dims, keepdim=True)
-    centred = x - mean
-    rstd = torch.rsqrt((centred * centred).mean(dims, keepdim=True) + eps)
-    out = centred * rstd
-    out = out if weight is None else out * weight
-    return out if bias is None else out + bias, mean, rstd
+    out, mean, rstd = _normalised(x, list(range(-n, 0)), eps)
+    return _weighted(out, shape, weight, bias), mean, rstd
+
+
+def _group_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, n: Any, channels: Any, size: Any, groups: int, eps: float
+) -> Any:
+    """The same."""
+    if not _are_normalised(x, weight, bias):
+        return NotImplemented
+    out, mean, rstd = _normalised(x.reshape(n, groups, -1), [-1], eps)
+    wide = [-1] + [1] * (x.dim() - 2)
+    return _weighted(out.reshape(x.shape), wide, weight, bias), mean.squeeze(-1), rstd.squeeze(-1)
+
+
+def _batch_norm(op: Any) -> Callable[..., Any]:
+    """The same; running statistics have no tangents."""
+
+    def rule(x: Tensor, weight: Tensor | None, bias: Tensor | None, *given: Any) -> Any:
+        running = [t for t in given[:2] if isinstance(t, Tensor)]
+        trains = given[len(running)] is True
+        if not _are_normalised(x, weight, bias) or not (trains or running) or any(map(_is_dual, running)):
+            return NotImplemented
+        wide, eps = [-1] + [1] * (x.dim() - 2), given[-1]
+        x = x.contiguous(memory_format=suggest_memory_format(x))  # as the result is
+        if not trains:
+            centred, rstd = x - running[0].view(wide), torch.rsqrt(running[1] + eps).view(wide)
+            return _weighted(centred * rstd, wide, weight, bias), x.new_zeros(0), x.new_zeros(0)
+        if running:  # they are written to
+            primals = [None if t is None else torch._VF._unpack_dual(t, level=0)[0] for t in (x, weight, bias)]  # type: ignore[attr-defined]
+            op(*primals, *given)
+        out, mean, rstd = _normalised(x, [0, *range(2, x.dim())], eps)
+        return _weighted(out, wide, weight, bias), mean.flatten(), rstd.flatten()
+
+    return rule
+
+
+def _glu(x: Tensor, dim: int = -1) -> Any:
+    if not _is_dual(x):
+        return NotImplemented
+    a, b = x.chunk(2, dim)
+    return a * b.sigmoid()
 
 
 def _of_tangents(rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -75,7 +131,29 @@ def _install(op: Any, key: Any, rule: Callable[..., Any]) -> None:
     op.py_impl(key)(call)
 
 
-_FORMULAS: dict[Any, Callable[..., Any]] = {_aten.cat.default: _cat, _aten.native_layer_norm.default: _layer_norm}
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    """Of sequences, as at any level of torch.func: one product of all rows."""
+    if bias is None or x.dim() != 3 or not known_contiguous(x.shape, x.stride()):
+        return NotImplemented
+    out = torch.addmm(bias, x.view(-1, x.shape[2]), weight.t())
+    return out.view(x.shape[0], x.shape[1], out.shape[1])
+
+
+_FORMULAS: dict[Any, Callable[..., Any]] = {
+    _aten.cat.default: _joined(torch.cat),
+    _aten.stack.default: _joined(torch.stack),
+    _aten.native_layer_norm.default: _layer_norm,
+    _aten.native_group_norm.default: _group_norm,
+    **{
+        op: _batch_norm(op)
+        for op in (
+            _aten._native_batch_norm_legit.default,
+            _aten._native_batch_norm_legit.no_stats,
+            _aten._native_batch_norm_legit_no_training.default,
+        )
+    },
+    _aten.glu.default: _glu,
+}
 
 
 @functools.cache
@@ -83,5 +161,6 @@ def install() -> None:
     """Let the Python dispatcher find them, from the first trace on in which sizes are symbols."""
     for op, rule in _FORMULAS.items():
         _install(op, _Key.Autograd, _of_tangents(rule))
+    _install(_aten.linear.default, _Key.FuncTorchDynamicLayerFrontMode, _linear)
     for op, rule in OF_BATCHES.items():
         _install(op, _Key.FuncTorchBatched, of_batches(rule))
