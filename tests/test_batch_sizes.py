@@ -189,6 +189,19 @@ def test_ensembles_over_batches_of_any_size(trains):
     assert compiled.cache_info().misses == 2
 
 
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_jacobian_of_a_batch_norm_lies_as_in_eager_pytorch(trains):
+    def f(x, weight):
+        return F.batch_norm(x, *((None, None) if trains else (W, W + 2)), weight, training=trains)
+
+    compiled = fg.jacrev_compiled(f, (0, 1), **OPTIONS)
+    for n in (3, 5, 7):
+        found, wanted = compiled(data(n, 4), W + 2), func.jacrev(f, (0, 1))(data(n, 4), W + 2)
+        same(found, wanted)
+        assert [t.stride() for t in found] == [t.stride() for t in wanted]
+    assert compiled.cache_info().misses == 2
+
+
 def test_statistics_that_samples_share_are_not_written_to():
     running = W.clone(), W + 2
 

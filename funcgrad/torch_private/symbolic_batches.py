@@ -58,7 +58,11 @@ def _each_batched(tensors: Sequence[Tensor]) -> list[Tensor]:
 def _below_batches(run: Callable[[], Any], dim: int = 0) -> Any:
     """What is computed below the level of ``vmap`` that runs, as tensors of that level."""
     with torch._C._ExcludeDispatchKeyGuard(_BATCHED):
-        found = run()
+        return _at_level(run(), dim)
+
+
+def _at_level(found: Any, dim: int) -> Any:
+    """Of its results, what are tensors."""
     level = _functorch.peek_interpreter_stack().level()
 
     def wrap(value: Any) -> Any:
@@ -301,6 +305,23 @@ def _batch_norm(op: Any) -> Rule:
     return rule
 
 
+def _batch_norm_backward(gradient: Tensor, x: Tensor, weight: Tensor | None, *given: Any) -> Any:
+    """In the same way for the gradient of the input."""
+    *statistics, trains, eps, (of_input, of_weight, of_bias) = given
+    op, channels = _aten.native_batch_norm_backward.default, x.shape[1]
+
+    def run() -> Any:
+        weighted = gradient if weight is None else gradient * weight.view([-1] + [1] * (x.dim() - 2))
+        own, inputs, *others = _with_tensors([weighted, x, *statistics], _each_batched)
+        flat = [None if t is None else t.flatten() for t in others]
+        with torch._C._ExcludeDispatchKeyGuard(_BATCHED):
+            found = op(_beside(own), _beside(inputs), None, *flat, trains, eps, [True, False, False])[0]
+            return found.unflatten(1, (own.shape[0], channels))
+
+    of_weights = decomposition_table[op](gradient, x, weight, *statistics, trains, eps, [False, of_weight, of_bias])
+    return (_at_level(run(), 1) if of_input else None), *of_weights[1:]
+
+
 def _new_empty_strided(x: Tensor, size: Sequence[Any], stride: Sequence[Any], **kind: Any) -> Any:
     """One sample behind the other."""
     if any(type(s) is int and s == 0 for s in size):
@@ -345,7 +366,7 @@ _RESIZED = {
 }  # fmt: skip
 _DECOMPOSED = (
     "native_layer_norm", "native_layer_norm_backward", "native_group_norm", "native_group_norm_backward",
-    "native_batch_norm_backward", "gelu_backward", "glu_backward", "index_add", "take", "renorm",
+    "gelu_backward", "glu_backward", "index_add", "take", "renorm",
 )  # fmt: skip
 _OF_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 
@@ -389,6 +410,7 @@ OF_BATCHES: dict[Any, Rule] = {
     _aten.unfold_backward.default: _of_look(_aten.unfold_backward.default, 0),
     _aten.diagonal_backward.default: _of_look(_aten.diagonal_backward.default, 1, 2),
     _aten.diagonal_scatter.default: _diagonal_scatter,
+    _aten.native_batch_norm_backward.default: _batch_norm_backward,
     _aten.cat.default: _cat,
     _aten.embedding.default: _embedding,
     _aten.embedding_dense_backward.default: _embedding_backward,

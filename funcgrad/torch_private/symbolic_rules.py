@@ -105,6 +105,16 @@ def _batch_norm(op: Any) -> Callable[..., Any]:
     return rule
 
 
+def _batch_norm_backward(*given: Any) -> Any:
+    """By the formula that PyTorch lets TorchScript run, which asks for sizes."""
+    if not any(map(_is_dual, given)):
+        return NotImplemented
+    # compiles TorchScript, as the first derivative in forward mode does anyway
+    from torch._decomp.decompositions_for_jvp import decomposition_table_for_jvp
+
+    return decomposition_table_for_jvp[_aten.native_batch_norm_backward.default](*given)
+
+
 def _glu(x: Tensor, dim: int = -1) -> Any:
     if not _is_dual(x):
         return NotImplemented
@@ -152,6 +162,7 @@ _FORMULAS: dict[Any, Callable[..., Any]] = {
             _aten._native_batch_norm_legit_no_training.default,
         )
     },
+    _aten.native_batch_norm_backward.default: _batch_norm_backward,
     _aten.glu.default: _glu,
 }
 
