@@ -28,6 +28,18 @@ def writes(x):
     return y.mul_(x)
 
 
+def norms(x):
+    running = torch.zeros(4, dtype=F64), G.clone()
+    trained = F.batch_norm(x, *running, G, G, training=True)
+    image = F.batch_norm(x.T[None], None, None, G, training=True)
+    return F.group_norm(x, 2, G, G), trained, *running, F.batch_norm(x, G, G + 1, G, G), image
+
+
+def rows(x):
+    """A product of the rows of sequences at once."""
+    return F.linear(torch.stack([x.sin(), torch.ones_like(x)]), W.T, W[0]), F.glu(x)
+
+
 FUNCTIONS = {
     "mlp": lambda x: torch.tanh(x @ W) @ W.T,
     "layer_norm": lambda x: F.layer_norm(x, (4,), G, G),
@@ -71,6 +83,20 @@ def test_a_tangent(f):
     serves(both, lambda x, t: func.jvp(f, (x,), (t,)), lambda: both.cache_info().misses)
 
 
+def second_derivatives(f):
+    return func.hessian(lambda x: sum(t.sin().sum() for t in f(x)))
+
+
+@pytest.mark.parametrize("transformed", [second_derivatives, func.jacfwd], ids=["hessian", "jacfwd"])
+@pytest.mark.parametrize("f", [norms, rows])
+def test_norms_and_products_of_rows(f, transformed):
+    """Running statistics are written to, and have no tangents."""
+    compiled = jit(transformed(f))
+    for n in (5, 7, 3):
+        same(compiled(sample(n)[0]), transformed(f)(sample(n)[0]))
+    assert compiled.cache_info().misses == 2
+
+
 @pytest.mark.parametrize("name", ["layer_norm", "max", "cat", "convolution", "maximum", "writes"])
 def test_a_jacobian(name):
     f = FUNCTIONS[name]
@@ -85,6 +111,7 @@ BATCHED = {
     "scatter_add": lambda x: torch.zeros(x.shape[0], 6, dtype=F64).scatter_add(1, AT.expand(x.shape[0], 4), x),
     "gather": lambda x: x.gather(-1, AT.expand(x.shape[0], 4)) ** 2,
     "scatter": lambda x: x.sin().scatter(1, AT.expand(x.shape[0], 4), 3.0),
+    "writes": writes,
 }
 
 
@@ -95,7 +122,7 @@ def test_batches_of_tangents_and_cotangents(f, mode):
     serves(lambda x, t: compiled(x), lambda x, t: eager(x), lambda: compiled.cache_info().misses, (5, 7, 3))
 
 
-@pytest.mark.parametrize("name", ["mlp", "layer_norm", "max", "cat"])
+@pytest.mark.parametrize("name", ["mlp", "layer_norm", "max", "cat", "writes"])
 def test_a_hessian(name):
     def f(x):
         return FUNCTIONS[name](x).sin().sum()

@@ -7,6 +7,7 @@ steps are the very ops the function called, so the result has the strides, the h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -93,7 +94,7 @@ class Geometry:
 
     @property
     def numel(self) -> int:
-        return torch.Size(self.shape).numel()
+        return math.prod(self.shape)
 
     @property
     def end(self) -> int:

@@ -79,11 +79,16 @@ running_pass: Callable[[], int] = torch._C._current_graph_task_id
 """The number of the backward pass that runs in this thread; -1 where none does."""
 
 
-_OF_GRAPHS = ("Trying to backward through the graph a second time", "modified by an inplace operation")
+_OF_GRAPHS = (
+    "Trying to backward through the graph a second time",
+    "modified by an inplace operation",
+    "is not implemented",  # derivative for aten::…
+)
 
 
 def is_of_graph(error: BaseException) -> bool:
-    """Whether autograd has found that what a graph saved is freed, or was written to: whatever the sizes are."""
+    """Whether autograd has found that what a graph saved is freed, or was written to, or that a formula is missing:
+    whatever the sizes are."""
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _OF_GRAPHS)
 
 

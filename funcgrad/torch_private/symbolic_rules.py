@@ -1,5 +1,5 @@
-"""Formulas of forward mode, and batching rules, that PyTorch has in C++ for sizes that are numbers: the same where
-sizes are symbols.
+"""Formulas of forward mode, and batching rules (``symbolic_batches.py``), that PyTorch has in C++ for sizes that are
+numbers: the same where sizes are symbols.
 
 The Python dispatcher, which runs where sizes are symbols, takes these first. Wherever else it runs, they go on to
 PyTorch's own.
@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._decomp.decompositions import native_layer_norm_backward
+from torch._prims_common import suggest_memory_format
 from torch.autograd import forward_ad
 
-from .symbols import sizes_are_symbols
+from .symbolic_batches import OF_BATCHES, of_batches
+from .symbols import known_contiguous, sizes_are_symbols
 
 _aten: Any = torch.ops.aten
-_functorch: Any = torch._C._functorch
 _Key = torch._C.DispatchKey
 
 
@@ -28,137 +28,98 @@ def _is_dual(tensor: Any) -> bool:
     return isinstance(tensor, Tensor) and torch._VF._unpack_dual(tensor, level=0)[1] is not None  # type: ignore[attr-defined]
 
 
-def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Any:
-    """Zeros for those that have no tangent."""
-    are_dual = [_is_dual(t) for t in tensors]
-    if all(are_dual) or not any(are_dual) or not all(t.is_floating_point() or t.is_complex() for t in tensors):
-        return NotImplemented
-    make: Any = torch._VF._make_dual  # type: ignore[attr-defined]
-    duals = [t if known else make(t, torch.zeros_like(t), level=0) for t, known in zip(tensors, are_dual, strict=True)]
-    return torch.cat(duals, dim)
+def _joined(op: Callable[..., Tensor]) -> Callable[..., Any]:
+    """Of ``cat`` and ``stack``: zeros for those that have no tangent."""
+
+    def rule(tensors: Sequence[Tensor], dim: int = 0) -> Any:
+        are_dual = [_is_dual(t) for t in tensors]
+        if all(are_dual) or not any(are_dual) or not all(t.is_floating_point() or t.is_complex() for t in tensors):
+            return NotImplemented
+        make: Any = torch._VF._make_dual  # type: ignore[attr-defined]
+        known = zip(tensors, are_dual, strict=True)
+        return op([t if is_dual else make(t, torch.zeros_like(t), level=0) for t, is_dual in known], dim)
+
+    return rule
+
+
+def _are_normalised(*given: Tensor | None) -> bool:
+    """Whether a formula serves for what is normalised, and its weights: what has a tangent, in one precise dtype."""
+    found = [t for t in given if t is not None]
+    return any(map(_is_dual, found)) and {t.dtype for t in found} in ({torch.float32}, {torch.float64})
+
+
+def _normalised(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    mean = x.mean(dims, keepdim=True)
+    centred = x - mean
+    rstd = torch.rsqrt((centred * centred).mean(dims, keepdim=True) + eps)
+    return centred * rstd, mean, rstd
+
+
+def _weighted(x: Tensor, shape: Sequence[Any], weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    x = x if weight is None else x * weight.view(shape)
+    return x if bias is None else x + bias.view(shape)
 
 
 def _layer_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:
     """By its formula."""
     given = [t for t in (x, weight, bias) if t is not None]
-    if not any(map(_is_dual, given)) or any(t.dtype not in (torch.float32, torch.float64) for t in given):
-        return NotImplemented
     n = len(shape)
-    if not n or len({t.dtype for t in given}) > 1 or any(t.dim() < n for t in given):
+    if not _are_normalised(x, weight, bias) or not n or any(t.dim() < n for t in given):
         return NotImplemented
     if list(x.shape[-n:]) != list(shape) or any(list(t.shape) != list(shape) for t in given[1:]):
         return NotImplemented  # which is refused
-    dims = list(range(-n, 0))
-    mean = x.mean(dims, keepdim=True)
-    centred = x - mean
-    rstd = torch.rsqrt((centred * centred).mean(dims, keepdim=True) + eps)
-    out = centred * rstd
-    out = out if weight is None else out * weight
-    return out if bias is None else out + bias, mean, rstd
+    out, mean, rstd = _normalised(x, list(range(-n, 0)), eps)
+    return _weighted(out, shape, weight, bias), mean, rstd
 
 
-def _is_batched(value: Any) -> bool:
-    """Whether a tensor is one of the level of ``vmap`` that runs."""
-    if not isinstance(value, Tensor) or not _functorch.is_batchedtensor(value):
-        return False
-    return bool(_functorch.maybe_get_level(value) == _functorch.peek_interpreter_stack().level())
-
-
-def _taken_out(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[bool], Any]:
-    """Tensors without the wrapper of the level of ``vmap`` that runs, whose dimension is the first; which of them had
-    one, and how many samples there are."""
-    are_batched = list(map(_is_batched, tensors))
-    found = [
-        _functorch.get_unwrapped(t).movedim(_functorch.maybe_get_bdim(t), 0) if batched else t
-        for t, batched in zip(tensors, are_batched, strict=True)
-    ]
-    return found, are_batched, found[are_batched.index(True)].shape[0]
-
-
-def _each_batched(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The same, the others expanded."""
-    found, are_batched, n = _taken_out(tensors)
-    return [t if batched else t.expand(n, *t.shape) for t, batched in zip(found, are_batched, strict=True)]
-
-
-def _cat_of_batches(tensors: Sequence[Tensor], dim: int = 0) -> Any:
-    ranks = {t.dim() for t in tensors}
-    if len(ranks) > 1 or 0 in ranks:  # which are refused, or skipped where they are empty
+def _group_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, n: Any, channels: Any, size: Any, groups: int, eps: float
+) -> Any:
+    """The same."""
+    if not _are_normalised(x, weight, bias):
         return NotImplemented
-    (rank,) = ranks
-    return _below_batches(lambda: torch.cat(_each_batched(tensors), dim % rank + 1))
+    out, mean, rstd = _normalised(x.reshape(n, groups, -1), [-1], eps)
+    wide = [-1] + [1] * (x.dim() - 2)
+    return _weighted(out.reshape(x.shape), wide, weight, bias), mean.squeeze(-1), rstd.squeeze(-1)
 
 
-def _along(op: Any) -> Callable[..., Any]:
-    """The rule of an operator of tensors of one rank, and of a dimension (``scatter``, ``gather``)."""
+def _batch_norm(op: Any) -> Callable[..., Any]:
+    """The same; running statistics have no tangents."""
 
-    def rule(x: Tensor, dim: int, *given: Any, **options: Any) -> Any:
-        tensors = [x, *(v for v in given if isinstance(v, Tensor))]
-        if any(t.dim() != x.dim() for t in tensors) or x.dim() == 0:
+    def rule(x: Tensor, weight: Tensor | None, bias: Tensor | None, *given: Any) -> Any:
+        running = [t for t in given[:2] if isinstance(t, Tensor)]
+        trains = given[len(running)] is True
+        if not _are_normalised(x, weight, bias) or not (trains or running) or any(map(_is_dual, running)):
             return NotImplemented
-
-        def run() -> Any:
-            own, *others = _each_batched(tensors)
-            rest = iter(others)
-            values = [next(rest) if isinstance(v, Tensor) else v for v in given]
-            return op(own, dim % x.dim() + 1, *values, **options)
-
-        return _below_batches(run)
+        wide, eps = [-1] + [1] * (x.dim() - 2), given[-1]
+        x = x.contiguous(memory_format=suggest_memory_format(x))  # as the result is
+        if not trains:
+            centred, rstd = x - running[0].view(wide), torch.rsqrt(running[1] + eps).view(wide)
+            return _weighted(centred * rstd, wide, weight, bias), x.new_zeros(0), x.new_zeros(0)
+        if running:  # they are written to
+            primals = [None if t is None else torch._VF._unpack_dual(t, level=0)[0] for t in (x, weight, bias)]  # type: ignore[attr-defined]
+            op(*primals, *given)
+        out, mean, rstd = _normalised(x, [0, *range(2, x.dim())], eps)
+        return _weighted(out, wide, weight, bias), mean.flatten(), rstd.flatten()
 
     return rule
 
 
-def _convolution_of_batches(x: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> Any:
-    """Samples among the batch of the convolution, where they have the weights in common."""
+def _batch_norm_backward(*given: Any) -> Any:
+    """By the formula that PyTorch lets TorchScript run, which asks for sizes."""
+    if not any(map(_is_dual, given)):
+        return NotImplemented
+    # compiles TorchScript, as the first derivative in forward mode does anyway
+    from torch._decomp.decompositions_for_jvp import decomposition_table_for_jvp
 
-    def run() -> Any:
-        (inputs, *_), are_batched, n = _taken_out([x, weight] if bias is None else [x, weight, bias])
-        if any(are_batched[1:]):
-            return NotImplemented
-        found = _aten.convolution.default(inputs.flatten(0, 1), weight, bias, *how)
-        return found.unflatten(0, (n, inputs.shape[1]))
-
-    return _below_batches(run)
+    return decomposition_table_for_jvp[_aten.native_batch_norm_backward.default](*given)
 
 
-def _convolution_backward_of_batches(gradient: Tensor, x: Tensor, weight: Tensor, *given: Any) -> Any:
-    """The gradient of the input alone, in the same way."""
-
-    def run() -> Any:
-        (of_result, inputs, _), (*known, own_weights), n = _taken_out([gradient, x, weight])
-        if own_weights or list(given[-1]) != [True, False, False]:
-            return NotImplemented
-        both = zip((of_result, inputs), known, strict=True)
-        folded = [(t if batched else t.expand(n, *t.shape)).flatten(0, 1) for t, batched in both]
-        return _aten.convolution_backward.default(*folded, weight, *given)[0].unflatten(0, (n, x.shape[0]))
-
-    found = _below_batches(run)
-    return found if found is NotImplemented else (found, None, None)
-
-
-def _slice_backward_of_batches(gradient: Tensor, sizes: Sequence[Any], dim: int, *bounds: Any) -> Any:
-    def run() -> Any:
-        (own,), _, n = _taken_out([gradient])
-        return _aten.slice_backward.default(own, [n, *sizes], dim % len(sizes) + 1, *bounds)
-
-    return _below_batches(run)
-
-
-def _below_batches(run: Callable[[], Any]) -> Any:
-    """What is computed below the level of ``vmap`` that runs, as a tensor of that level."""
-    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_Key.FuncTorchBatched)):
-        found = run()
-    if found is NotImplemented:
-        return found
-    return _functorch._add_batch_dim(found, 0, _functorch.peek_interpreter_stack().level())
-
-
-def _of_batches(rule: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        given = [v for a in args for v in (a if isinstance(a, (list, tuple)) else [a])]
-        return rule(*args, **kwargs) if any(map(_is_batched, given)) else NotImplemented
-
-    return call
+def _glu(x: Tensor, dim: int = -1) -> Any:
+    if not _is_dual(x):
+        return NotImplemented
+    a, b = x.chunk(2, dim)
+    return a * b.sigmoid()
 
 
 def _of_tangents(rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -180,17 +141,29 @@ def _install(op: Any, key: Any, rule: Callable[..., Any]) -> None:
     op.py_impl(key)(call)
 
 
-_FORMULAS: dict[Any, Callable[..., Any]] = {_aten.cat.default: _cat, _aten.native_layer_norm.default: _layer_norm}
-_OF_BATCHES: dict[Any, Callable[..., Any]] = {
-    _aten.cat.default: _cat_of_batches,
-    _aten.gather.default: _along(_aten.gather.default),
-    _aten.scatter.src: _along(_aten.scatter.src),
-    _aten.scatter.value: _along(_aten.scatter.value),
-    _aten.scatter_add.default: _along(_aten.scatter_add.default),
-    _aten.convolution.default: _convolution_of_batches,
-    _aten.convolution_backward.default: _convolution_backward_of_batches,
-    _aten.native_layer_norm_backward.default: native_layer_norm_backward,
-    _aten.slice_backward.default: _slice_backward_of_batches,
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    """Of sequences, as at any level of torch.func: one product of all rows."""
+    if bias is None or x.dim() != 3 or not known_contiguous(x.shape, x.stride()):
+        return NotImplemented
+    out = torch.addmm(bias, x.view(-1, x.shape[2]), weight.t())
+    return out.view(x.shape[0], x.shape[1], out.shape[1])
+
+
+_FORMULAS: dict[Any, Callable[..., Any]] = {
+    _aten.cat.default: _joined(torch.cat),
+    _aten.stack.default: _joined(torch.stack),
+    _aten.native_layer_norm.default: _layer_norm,
+    _aten.native_group_norm.default: _group_norm,
+    **{
+        op: _batch_norm(op)
+        for op in (
+            _aten._native_batch_norm_legit.default,
+            _aten._native_batch_norm_legit.no_stats,
+            _aten._native_batch_norm_legit_no_training.default,
+        )
+    },
+    _aten.native_batch_norm_backward.default: _batch_norm_backward,
+    _aten.glu.default: _glu,
 }
 
 
@@ -199,5 +172,6 @@ def install() -> None:
     """Let the Python dispatcher find them, from the first trace on in which sizes are symbols."""
     for op, rule in _FORMULAS.items():
         _install(op, _Key.Autograd, _of_tangents(rule))
-    for op, rule in _OF_BATCHES.items():
-        _install(op, _Key.FuncTorchBatched, _of_batches(rule))
+    _install(_aten.linear.default, _Key.FuncTorchDynamicLayerFrontMode, _linear)
+    for op, rule in OF_BATCHES.items():
+        _install(op, _Key.FuncTorchBatched, of_batches(rule))
