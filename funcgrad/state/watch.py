@@ -272,8 +272,13 @@ class Watch(Unwatched):
         if asking and asking <= {original(function.__code__) for function, _ in found}:
             if not asking <= {original(function.__code__) for function, _ in answered}:
                 raise AsksTypes(found)
-            return self.knows(type)  # by another name
-        return bool(asking) or self.knows(type)
+            return self._has_type_by_another_name
+        return bool(asking) or self._has_type_by_another_name
+
+    @property
+    def _has_type_by_another_name(self) -> bool:
+        """Whether ``type`` was reached as a value; not as one of Python's builtins, which all globals hold."""
+        return any("__builtins__" not in name for name in self._names.get(id(type), ()))
 
     @property
     def converting(self) -> Converting:
