@@ -180,7 +180,7 @@ def test_the_garbage_collector_and_the_directory(tmp_path: pathlib.Path, monkeyp
 def test_what_a_logger_lets_pass() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         log = logging.getLogger("funcgrad.tests.settings")
-        return x * 2 if log.isEnabledFor(logging.DEBUG) else x * 3
+        return x * 2 if log.isEnabledFor(level=logging.DEBUG) else x * 3
 
     compiled, x = fg.jit(f), torch.ones(2)
     log = logging.getLogger("funcgrad.tests.settings")

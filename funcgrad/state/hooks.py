@@ -150,11 +150,11 @@ def hooked_process() -> Iterator[None]:
 
             def told(original: Callable[..., Any], tell: Callable[[Listener, Any, Any], None]) -> Callable[..., Any]:
                 @functools.wraps(original)
-                def call(owner: Any, *args: Any) -> Any:
+                def call(owner: Any, *args: Any, **keywords: Any) -> Any:
                     listener = _listener.get()
                     if listener is not None and not _is_torch(sys._getframe(1)):
                         tell(listener, owner, args[0] if args else None)
-                    return original(owner, *args)
+                    return original(owner, *args, **keywords)
 
                 return call
 
