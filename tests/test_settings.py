@@ -35,7 +35,11 @@ SETTINGS = {
     "warn always": (torch.is_warn_always_enabled, torch.set_warn_always, True),
     "autocast cache": (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled, False),
     "cudnn": (lambda: cudnn.benchmark, lambda value: cudnn.set_flags(_benchmark=value), not cudnn.benchmark),
-    "mkldnn": _flag(torch.backends.mkldnn, "enabled"),
+    "mkldnn": (
+        lambda: torch.backends.mkldnn.enabled,
+        lambda value: torch.backends.mkldnn.set_flags(_enabled=value),
+        not torch.backends.mkldnn.enabled,
+    ),
     "reduced": _flag(torch.backends.cuda.matmul, REDUCED),
     "fill": _flag(torch.utils.deterministic, "fill_uninitialized_memory"),
     "recursion": (sys.getrecursionlimit, sys.setrecursionlimit, 3210),
