@@ -92,7 +92,8 @@ def filled_with(value: Any, call_of: Callable[[Tensor], Any]) -> Any:
         found = None if a is None or b is None else _COMPARISONS[call.op](a, b)
     elif call.op is aten.sum.default and not call.args[0].is_floating_point():
         found = filled_with(call.args[0], call_of)
-        found = None if found is None else found * math.prod(call.args[0].shape)
+        number = int(found) if isinstance(found, bool) else found  # 2.11: True times a symbol is no size
+        found = None if number is None else number * math.prod(call.args[0].shape)
     else:
         return None
     return found if found is None or value.dtype != torch.bool else bool(found)
