@@ -527,3 +527,17 @@ def saved_and_written_elsewhere(x, y):
 
 def test_memory_that_backward_does_not_read_is_written_elsewhere():
     require_as_eager(Case(lambda: (computed(), torch.ones(3)), saved_and_written_elsewhere))
+
+
+@pytest.mark.parametrize("make", [lambda b: b[2:6], lambda b: b[4:]])
+def test_data_that_is_a_look_at_itself_is_one_after_a_write(make):
+    def f(x):
+        with torch.no_grad():
+            x[0] = 3.0
+        x.data = x.view_as(x)
+        x.mul_(2)
+
+    bases = torch.arange(8.0), torch.arange(8.0)
+    for call, base in zip((f, fg.jit(f)), bases, strict=True):
+        call(make(base))
+    assert torch.equal(*bases)

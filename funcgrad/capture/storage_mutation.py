@@ -29,7 +29,7 @@ from ..torch_private.operators import without_overload
 from ..torch_private.tensors import is_wrapper_subclass
 from ..trees import flatten
 from .around import with_memory_of
-from .scattered import root_of
+from .scattered import geometry, root_of
 from .torch_patches import set_
 from .trace import Trace
 from .views import Geometry, HowGiven, is_dense
@@ -82,7 +82,7 @@ def _looks_the_same(trace: Trace, value: Any, tensor: Any) -> bool:
     if not (is_traced(value) and is_traced(tensor)):
         return False
     same: bool = trace.lineage.path(value, lambda t: t is tensor, True)[0] is tensor
-    return same and Geometry.of(value) == Geometry.of(tensor)
+    return same and geometry(trace.lineage, value) == geometry(trace.lineage, tensor)
 
 
 def _set(trace: Trace, original: Any, tensor: Tensor, source: Any = None, *more: Any) -> Any:
@@ -156,7 +156,7 @@ def _with_sizes(trace: Trace, original: Any, tensor: Tensor, shape: torch.Size, 
     if trace.lineage.given(original) is not None:
         raise refusals.RESIZES_GIVEN(where=user_line())
     room = _room(trace, tensor)
-    look = Geometry(shape, tuple(_contiguous(shape)), int(tensor.storage_offset()), tensor.dtype)
+    look = Geometry(shape, tuple(_contiguous(shape)), geometry(trace.lineage, tensor).offset, tensor.dtype)
     if trace.graph is None and not more and (tensor.numel() or room):
         with_memory_of(trace, tensor, look)
     root = root_of(trace.lineage, tensor)
@@ -182,9 +182,10 @@ def _with_sizes(trace: Trace, original: Any, tensor: Tensor, shape: torch.Size, 
 def _room(trace: Trace, tensor: Tensor) -> int | SymInt:
     """How many elements its memory holds from the first one of a tensor on."""
     given, _, _ = trace.lineage.path(tensor, lambda t: id(t) in trace.inputs, through=True)
+    before = geometry(trace.lineage, tensor).offset - geometry(trace.lineage, given).offset
     if id(given) in trace.inputs:
-        return trace.questions.room(given) - (tensor.storage_offset() - given.storage_offset())
-    return given.numel() + given.storage_offset() - tensor.storage_offset() if is_dense(given) else tensor.numel()
+        return trace.questions.room(given) - before
+    return given.numel() - before if is_dense(given) else tensor.numel()
 
 
 def _contiguous(shape: Sequence[int]) -> list[int]:
