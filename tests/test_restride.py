@@ -634,3 +634,28 @@ def test_views_of_a_restrided_part_of_memory_are_where_they_were_after_a_write(f
     for call, x in zip((f, fg.jit(f)), xs, strict=True):
         call(x)
     assert torch.equal(*bases) and torch.equal(*xs)
+
+
+class _DoublesInPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2
+
+
+def test_a_custom_function_writes_to_what_was_resized():
+    def f(x, y):
+        x.resize_as_(y).copy_(y)
+        _DoublesInPlace.apply(x)
+
+    found = []
+    for call in (f, fg.jit(f)):
+        y, x = torch.arange(5.0).requires_grad_(), torch.ones(2, 3)
+        call(x, y[:4] * 1)
+        x.sum().backward()
+        found.append((x.detach(), y.grad))
+    assert all(map(torch.equal, *found))

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..torch_private.modes import without_function_modes
 from ..torch_private.tensors import is_transform_wrapper, is_wrapper_subclass, storage_id, unwrap_transform
 from .captures import RestartTrace
 from .memory import lies_within
@@ -27,7 +28,8 @@ def _input(trace: Trace, tensor: Tensor) -> tuple[Tensor, Tensor | None]:
 def room_for(trace: Trace, tensor: Tensor) -> int:
     """How many bytes there are in the storage of a tensor of the dry run."""
     known, real = _input(trace, tensor)
-    room = unwrap_transform(known if real is None else real).untyped_storage().nbytes()
+    with without_function_modes():  # a custom Function's write asks by torch's own code, which runs inside these
+        room = unwrap_transform(known if real is None else real).untyped_storage().nbytes()
     return max(room, trace.around.get(id(real), 0) * tensor.element_size())
 
 
