@@ -293,9 +293,9 @@ SCRIPTS = {
         "c.m.wrapped.__wrapped__ == c.m.own",
     ),
     "functions of modules are stored": (
-        "import json\nc = Config()\ndef f(x):\n    c.g, c.p, c.h = F.relu, F.max_pool2d, [json.dumps, Config.__init__]\n"
+        "import json\nc = Config()\ndef f(x):\n    c.g, c.p, c.h = nn.functional.relu, nn.functional.max_pool2d, [json.dumps, Config.__init__]\n"
         "    return c.g(x)",
-        "call(); call(); same = c.g is F.relu, c.p is F.max_pool2d, c.h[0] is json.dumps, c.h[1] is Config.__init__",
+        "call(); call(); same = c.g is nn.functional.relu, c.p is nn.functional.max_pool2d, c.h[0] is json.dumps, c.h[1] is Config.__init__",
     ),
     "proxies of dicts are stored": (
         "c = Config()\nown = {'k': 1}\ndef f(x):\n    c.p = types.MappingProxyType({'y': x * 2}), "

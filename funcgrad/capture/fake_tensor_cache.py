@@ -66,7 +66,7 @@ def _kind_of_call(op: Any, args: Sequence[Any], kwargs: dict[str, Any], looks: b
     with without_function_modes():  # sizes are read of the fakes themselves
         try:
             named = tuple((name, _kind(value)) for name, value in kwargs.items())
-            offset = size_kind(args[0].storage_offset()) if looks else None
+            offset = _kind(args[0].storage_offset()) if looks else None
             return op, ambient_kind(), offset, *map(_kind, args), named
         except _NoKindError:
             return None
@@ -84,7 +84,8 @@ def _kind(value: Any) -> Hashable:
     elif isinstance(value, (list, tuple)):
         return tuple(map(_kind, value))
     elif isinstance(value, torch.SymInt):
-        return size_kind(value)
+        if (size := size_kind(value)) is not None:
+            return size
     elif type(value) in _BY_VALUE:
         return type(value), value  # 1 and 1.0 are equal, and promoted otherwise
     raise _NoKindError

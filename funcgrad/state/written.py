@@ -324,6 +324,9 @@ class Written:
 
     def _new(self, value: Any, name: str) -> New | None:
         """What to store, or None: it is refused."""
+        if is_hook_of_module(name):  # PyTorch gives each that is registered a number of its own
+            self._refused.append((name, f"a new {type(value).__name__}"))
+            return None
         if self._is_kept(value) or not is_new(value):
             return self._taken_apart(value, name)
         made = self._object(value, name)

@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import (
     disable_fake_tensor_cache,
 )
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.fx.experimental.sym_node import SymNode
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -224,13 +225,18 @@ def fake_kind(fake: FakeTensor) -> tuple[Any, ...] | None:
     strides: Any = fake.stride()
     if fake._has_symbolic_sizes_strides:
         sizes, strides = tuple(map(size_kind, sizes)), tuple(map(size_kind, strides))
+        if None in sizes or None in strides:
+            return None
     return dispatch_bits(fake), fake.dtype, sizes, strides, fake.fake_device
 
 
 def size_kind(size: int | torch.SymInt) -> Hashable:
     """A size as it is told from others: a symbol by its expression, as PyTorch's own cache has it, but without what
-    is known of it since (that one symbol is another), which takes long to look up and makes no other size."""
-    return size if isinstance(size, int) else (torch.SymInt, size.node._expr)
+    is known of it since (that one symbol is another), which takes long to look up and makes no other size. None for
+    a number that stands for one that Python has read."""
+    if isinstance(size, int):
+        return size
+    return (torch.SymInt, size.node._expr) if isinstance(size.node, SymNode) else None
 
 
 def lookalikes(fake: Any, base: FakeTensor | None = None) -> Callable[[FakeTensorMode, Any], FakeTensor] | None:
