@@ -3,7 +3,7 @@ eager PyTorch."""
 
 import pytest
 import torch
-from laws.programs import Case, CountBackward, difference, require_as_eager, run
+from laws.programs import Case, CountBackward, Double, difference, require_as_eager, run
 from torch import Tensor
 
 import funcgrad as fg
@@ -636,21 +636,10 @@ def test_views_of_a_restrided_part_of_memory_are_where_they_were_after_a_write(f
     assert torch.equal(*bases) and torch.equal(*xs)
 
 
-class _DoublesInPlace(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.mark_dirty(x)
-        return x.mul_(2)
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * 2
-
-
 def test_a_custom_function_writes_to_what_was_resized():
     def f(x, y):
         x.resize_as_(y).copy_(y)
-        _DoublesInPlace.apply(x)
+        Double.apply(x)
 
     found = []
     for call in (f, fg.jit(f)):

@@ -28,7 +28,7 @@ from .names import (
 )
 from .reached import C_FUNCTIONS, Reached
 from .renamed import original
-from .settings import Setting, flag_of, settings_of
+from .settings import Setting, flag_of, keeps_flags, settings_of
 from .values import holds_tensors
 
 _STREAMS = {"stdin", "stdout", "stderr"}
@@ -201,7 +201,7 @@ class Mentioned(Reached):
                 value = vars(owner).get(name) if _is_module_of_library(owner) else None
             for setting in settings_of(value):
                 self._setting(setting)
-            for name in said.assigned:
+            for name in said.assigned if keeps_flags(value) else ():
                 self._flag(flag_of(value, name, joined(called, name)))
 
     def _flag(self, flag: Setting | None) -> None:

@@ -110,7 +110,7 @@ _IN_TORCH = (
 )  # fmt: skip
 _BY_DEVICE = (
     (torch.get_autocast_dtype, {"cpu": torch.get_autocast_cpu_dtype, "cuda": torch.get_autocast_gpu_dtype}),
-    (torch.is_autocast_enabled, {"cpu": torch.is_autocast_cpu_enabled, "cuda": torch.is_autocast_enabled}),
+    (torch.is_autocast_enabled, {"cpu": torch.is_autocast_cpu_enabled, "cuda": None}),
 )
 """Where torch answers by device: those that a function may name, and what asked for it once, which warns."""
 
@@ -125,7 +125,7 @@ def _asked() -> Iterator[Setting]:
     for by_device, devices in _BY_DEVICE:
         for device, once in devices.items():
             ask: Callable[[], Any] = functools.partial(by_device, device)
-            yield Setting(f"torch.{by_device.__name__}({device!r})", ask, None, (by_device, once))
+            yield Setting(f"torch.{by_device.__name__}({device!r})", ask, None, (by_device, *filter(None, [once])))
     for function in (np.get_printoptions, decimal.getcontext, locale.localeconv):
         yield Setting(f"{function.__name__}()", functools.partial(_text_of, function), None, (function,))
     yield Setting("threading.get_ident()", threading.get_ident, None, (threading.current_thread,))
@@ -147,12 +147,16 @@ _KEEP_FLAGS = ("torch.backends", "torch.utils.deterministic")
 _flags: dict[tuple[int, str], Setting] = {}
 
 
+def keeps_flags(owner: Any) -> bool:
+    """Whether it is a module of torch's, or an object in one, whose class may read attributes somewhere else."""
+    return type(owner).__module__.startswith(_KEEP_FLAGS)
+
+
 def flag_of(owner: Any, name: str, called: str) -> Setting | None:
-    """A flag, of a module of torch's or an object in one, that its class reads somewhere else, if it is one:
-    ``torch.backends.cudnn.enabled``."""
-    kind = type(owner)
-    if not kind.__module__.startswith(_KEEP_FLAGS) or name in vars(owner):
+    """Such an attribute, if it is one: ``torch.backends.cudnn.enabled``."""
+    if not keeps_flags(owner) or name in vars(owner):
         return None
+    kind = type(owner)
     flag = Setting(called, functools.partial(getattr, owner, name), functools.partial(setattr, owner, name))
     is_known = hasattr(kind, "__getattr__") or found_on(kind, name)[0] is not None
     return _flags.setdefault((id(owner), name), flag) if is_known and is_plain(flag.place.read()) else None
