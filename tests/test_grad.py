@@ -412,3 +412,23 @@ def test_random_programs(data):
     if out.requires_grad:
         out.backward()
     equal([torch.zeros_like(v) if v.grad is None else v.grad for v in leaves], grads)
+
+
+@pytest.mark.parametrize("outside", ["neither", "x", "w"])
+@pytest.mark.parametrize("f", [lambda x, w: (x * w * w).sum(), lambda x, w: (x * x * w).sum()], ids=["w", "x"])
+def test_the_variables_of_an_inner_gradient_are_no_tensors_from_outside(f, outside):
+    """Its result has a history that ends in them, where the outer one's variables are."""
+    x, w = torch.rand(3).requires_grad_(outside == "x"), torch.rand(3).requires_grad_(outside == "w")
+
+    def nested(grad, inner):
+        return grad(lambda x: (inner(f, 1)(x, w).sum(), inner(f, 1)(x, w)), has_aux=True)(x)
+
+    def pulled(f, i):
+        return lambda x, w: fg.vjp_compiled(lambda w: f(x, w), w)[1](torch.ones(()))[0]
+
+    for inner in (fg.grad_compiled, pulled):
+        for found, expected in zip(
+            nested(fg.grad_compiled, inner), nested(torch.func.grad, torch.func.grad), strict=True
+        ):
+            assert found.requires_grad == expected.requires_grad
+            torch.testing.assert_close(found, expected)

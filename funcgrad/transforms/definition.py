@@ -202,21 +202,22 @@ class Gradient:
         if transforms_or_duals():
             return self._by_torch_func(*args, **kwargs)
         differentiable = torch.is_grad_enabled()
-        with nesting() as traced, torch.enable_grad():
+        with nesting() as traced, torch.enable_grad(), _own_variables() as own:
             positions = positions_of(self.argnums, self.root, len(args))
             prepared, wrt, trees, given = list(args), [], [], dict[int, Any]()
             for i in positions:
                 leaves, tree, paths = flatten(args[i], argument_names(self.root, len(args))[i])
                 fresh = [_variable(leaf, path) for leaf, path in zip(leaves, paths, strict=True)]
                 prepared[i] = unflatten(fresh, tree)
-                given |= {id(own): leaf for own, leaf in zip(fresh, leaves, strict=True)}
+                given |= {id(v): leaf for v, leaf in zip(fresh, leaves, strict=True)}
                 wrt.append(fresh)
                 trees.append(tree)
-            _note_variables(wrt, traced and not differentiable)
+            own |= {id(v): v for fresh in wrt for v in fresh if is_leaf(v)}
+            _note_variables(own, traced and not differentiable)
             value, aux = self._split(self.root(*prepared, **kwargs))
             grads = self._gradients(value, wrt, trees, differentiable, traced)
             result = self._arrange(value, aux, grads)
-        return _detach_unless(result, given, differentiable)
+        return _detach_unless(result, given, own, differentiable)
 
     def argument_names(self, n: int) -> list[str]:
         return argument_names(self.root, n)
@@ -322,10 +323,11 @@ class Pullback:
             return self._by_torch_func(values, cotangents)
         differentiable = torch.is_grad_enabled()
         slots = self.inner.signature.ins
-        with nesting() as traced, torch.enable_grad():
+        with nesting() as traced, torch.enable_grad(), _own_variables() as own:
             variables = list(values)
             for i in self.wrt:
                 variables[i] = _variable(variables[i], str(slots[i]))
+                own |= {id(variables[i]): variables[i]} if is_leaf(variables[i]) else {}
             with running_again(trace, self.inner.facts.state.guards, happened=True):
                 ran = self.inner.run(*variables, again=dict(zip(slots, values, strict=True)))
                 outs = dict(ran.outs)
@@ -417,16 +419,33 @@ def _variable(leaf: Any, path: str) -> Tensor:
     return forbid_writes(leaf.view_as(leaf)) if leaf.requires_grad else leaf.detach().requires_grad_()
 
 
-def _note_variables(wrt: Sequence[Sequence[Tensor]], frees_graph: bool) -> None:
+_variables: ContextVar[dict[int, Tensor] | None] = ContextVar("funcgrad_variables", default=None)
+
+
+@contextlib.contextmanager
+def _own_variables() -> Iterator[dict[int, Tensor]]:
+    """Inside, the leaves that are variables of this derivative, and of those that ended in it: to what is around it,
+    all of them are from inside."""
+    own = dict[int, Tensor]()
+    token = _variables.set(own)
+    try:
+        yield own
+    finally:
+        _variables.reset(token)
+        if (around := _variables.get()) is not None:
+            around |= own
+
+
+def _note_variables(variables: Mapping[int, Tensor], frees_graph: bool) -> None:
     """To a trace, what is a leaf among the variables is nothing from outside."""
     if (trace := active_trace()) is not None:
         trace.lineage.frees_graph = frees_graph or trace.lineage.frees_graph
-        trace.lineage.variables |= {id(v): v for own in wrt for v in own if is_leaf(v)}
+        trace.lineage.variables |= variables
 
 
-def _detach_unless(result: Any, given: Mapping[int, Any], differentiable: bool) -> Any:
-    """The result without the history that ends in variables alone, which stand for what was ``given`` (by their
-    identities); where it is not ``differentiable``, without any. One of them that is returned is what was given.
+def _detach_unless(result: Any, given: Mapping[int, Any], own: Container[int], differentiable: bool) -> Any:
+    """The result without the history that ends in its ``own`` variables alone; where it is not ``differentiable``,
+    without any. A variable that is returned is what was ``given`` for it (by their identities).
 
     What also depends on a tensor from outside that requires grad keeps its history: it can be differentiated again.
     """
@@ -434,7 +453,7 @@ def _detach_unless(result: Any, given: Mapping[int, Any], differentiable: bool) 
     known: dict[Any, bool] = {}
 
     def from_outside(tensor: Tensor) -> bool:
-        return differentiable and (tensor.grad_fn is None or _reaches_other(tensor.grad_fn, given, known))
+        return differentiable and (tensor.grad_fn is None or _reaches_other(tensor.grad_fn, own, known))
 
     def outer(value: Any) -> Any:
         if id(value) in given:
