@@ -229,8 +229,10 @@ def absent_in(node: Node) -> frozenset[Slot]:
 
 
 def is_constant_gradient(node: Node) -> bool:
-    """Whether a node of autograd gives this as a gradient, which depends on none that comes in."""
-    return bool(node.meta.get("is_gradient"))
+    """Whether a node of autograd gives this as a gradient, which depends on none that comes in: Python's, or zeros like
+    what forward computed (``pow``'s to the power 0)."""
+    zeros = node.target is torch.ops.aten.zeros_like.default and passage_of(node) is not None
+    return zeros or bool(node.meta.get("is_gradient"))
 
 
 def device_of(graph: Graph) -> torch.device:
