@@ -82,8 +82,8 @@ _UNKNOWABLE = {
     ),
     ASKS_VERSION: ("the version counter of a tensor (_version)", "ask for it outside of the function"),
     Tensor.__reduce_ex__: (
-        "for a tensor to be copied by the copy module, or pickled",
-        "write x.clone(), or x.detach()",
+        "for a tensor to be copied by the copy module, or pickled (torch.save)",
+        "write x.clone(), or x.detach(); save it outside of the function",
     ),
 }
 
