@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import itertools
 import pickle
 import queue
@@ -1020,6 +1021,15 @@ row(
     lambda x: x.set_(torch.ones(4).untyped_storage()).sum(),
     ones(),
     fixed=lambda x: x.set_(torch.ones(4)).sum(),
+)
+_FILE = io.BytesIO()
+torch.save(torch.ones(3), _FILE)
+row(
+    "torch.load",
+    memory.STORAGE_GIVEN,
+    lambda x: x * torch.load(io.BytesIO(_FILE.getvalue())),
+    ones(),
+    fixed=lambda x, loaded=torch.load(io.BytesIO(_FILE.getvalue())): x * loaded,
 )
 row(
     "other memory in two ways",
@@ -2186,6 +2196,8 @@ row(
     fixed=stores(lambda x: x * 3),
     where="STATE.made",
 )
+
+
 def accumulate(x):
     """An operator whose arguments are others in each version of torch."""
     operator = torch.ops.inductor.accumulate_grad_.default

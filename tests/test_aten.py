@@ -142,6 +142,32 @@ def test_functions_of_elements_are_written_in_place(f):
     assert compiled(x).equal(f(x + 1) + x) and in_place(compiled.program(x))
 
 
+class BothWays(torch.autograd.Function):
+    """Whose backward pass is given zeros for a gradient that does not come in."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx, a, b):
+        return (a + a.t()) * 2 + (b + b.t()) * 3
+
+
+@pytest.mark.parametrize(
+    "f",
+    [lambda w: ((s := w + w.t()), torch.eye(4) @ s), lambda w: BothWays.apply(w)],
+    ids=["the other of a sum", "zeros"],
+)
+@pytest.mark.parametrize("used", [0, 1])
+def test_a_view_of_what_is_not_there_is_one_of_what_stands_for_it(f, used):
+    """Where a gradient does not come in, the other one of a sum stands for that: a view of the sum is one of it."""
+    w, incoming = torch.randn(4, 4, requires_grad=True), torch.randn(4, 4)
+    (expected,) = torch.autograd.grad(f(w)[used], w, incoming)
+    (found,) = torch.autograd.grad(fg.jit(f, backend="aten")(w)[used], w, incoming)
+    torch.testing.assert_close(found, expected)
+
+
 def test_in_place_forms_have_the_same_arguments():
     aten = torch.ops.aten
     assert in_place_form(aten.tril.default) is None

@@ -9,6 +9,7 @@ import pytest
 import torch
 from closeness import assert_rounded
 from torch import nn
+from watched import assert_same, steps
 
 import funcgrad as fg
 
@@ -239,3 +240,77 @@ def test_what_is_reached_and_does_not_run_is_not_warned_of():
         fg.jit(f, backend="aten")(X, False)
     with pytest.warns(fg.UnwatchedStateWarning, match=r"time\.time"):
         fg.jit(f, backend="aten")(X, True)
+
+
+class Marked:
+    """Functions that set, count, delete and read attributes of a weight, and what does so from outside."""
+
+    def __init__(self):
+        self.w = nn.Parameter(torch.tensor([2.0, 3.0]))
+        self.w.n, self.w.log, self.w.tag = 0, [], "a"
+
+    def counts(self, x):
+        self.w.n += 1
+        return x * self.w * self.w.n
+
+    def keeps(self, x):
+        self.w.last = x.detach() * 2
+        return x * self.w
+
+    def deletes(self, x):
+        y = x * self.w * self.w.n
+        del self.w.n
+        return y
+
+    def grows(self, x):
+        self.w.log.append(len(self.w.log))
+        return x * self.w * len(self.w.log)
+
+    def makes_once(self, x):
+        if not hasattr(self.w, "made"):
+            self.w.made = x.shape[0]
+            return x + self.w
+        return x * self.w * self.w.made
+
+    def by_vars(self, x):
+        vars(self.w).update(tag=self.w.tag + "b")
+        return x * self.w * len(self.w.tag)
+
+    def raises(self, x):
+        self.w.n += 1
+        if self.w.n == 3:
+            raise ValueError(self.w.tag)
+        return x * self.w
+
+    def step(self, i):
+        if i == 2:
+            self.w.tag, self.w.n, self.w.log = "longer", 7, [0]
+        if i == 3:
+            self.w = nn.Parameter(torch.tensor([5.0, 7.0]))
+            self.w.n, self.w.log, self.w.tag = 1, [], "c"
+        if i == 4:
+            self.w.n = 2
+
+
+@pytest.mark.filterwarnings("ignore::funcgrad.RecompileWarning")
+@pytest.mark.parametrize("name", [name for name in vars(Marked) if name != "step" and name[0] != "_"])
+def test_attributes_of_a_weight_are_written_in_each_call(name):
+    """They were set in each run of the trace, and in no call; no program fitted the call it was compiled for."""
+
+    def world(wrap):
+        marked = Marked()
+        f = wrap(getattr(marked, name))
+        for i in range(6):
+            marked.step(i)
+            if name == "deletes":
+                marked.w.n = i % 2 + 2
+            try:
+                y = f(X)
+                y.sum().backward()
+            except ValueError as error:
+                y = str(error)
+            yield y, marked.w, vars(marked.w)
+
+    expected, found = steps(world, lambda f: f), steps(world, lambda f: fg.jit(f, backend="aten"))
+    for i, (now, wanted) in enumerate(zip(found, expected, strict=True)):
+        assert_same(now, wanted, i)

@@ -249,3 +249,19 @@ def test_imports_read_files_for_themselves() -> None:
     compiled, x = fg.jit(f), torch.ones(2)
     assert torch.equal(compiled(x), f(x))
     assert "file " not in str(compiled.explain(x))
+
+
+@pytest.mark.parametrize("make", [torch.tensor, torch.as_tensor, torch.asarray, torch.ones(1).new_tensor])
+def test_data_on_the_meta_device_is_made_inside(make: Callable[..., torch.Tensor]) -> None:
+    """PyTorch makes such a tensor past all modes: it was taken for one from outside, and another one in each run."""
+
+    def f(x: torch.Tensor) -> Any:
+        made = make([[1.0], [2.0]], device="meta")
+        return x * made.shape[0], made + 1, made
+
+    found = fg.jit(f)(torch.ones(2))
+    for one, expected in zip(found, f(torch.ones(2)), strict=True):
+        assert (one.device, one.shape, one.dtype) == (expected.device, expected.shape, expected.dtype)
+    assert torch.equal(found[0], torch.full((2,), 2.0))
+    with torch.device("meta"):
+        assert fg.jit(lambda x: torch.tensor([1.0, 2.0]) + x)(torch.ones(2)).is_meta

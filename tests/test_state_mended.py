@@ -89,6 +89,14 @@ SCRIPTS = {
         "k = [2.0]\nm = types.ModuleType('m')\nm.__getattr__ = lambda n: k[0]\ndef f(x): return x * m.by",
         "call(); k[0] = 3.0; call()",
     ),
+    "an attribute of a module that comes before its __getattr__": (
+        "m = types.ModuleType('m')\nm.__getattr__ = lambda n: 2.0\ndef f(x): return x * m.by",
+        "call(); m.by = 3.0; call(); del m.by; call()",
+    ),
+    "an attribute that a module lacked": (
+        "m = types.ModuleType('m')\ndef f(x):\n    try: return x * m.by\n    except AttributeError: return x + 1",
+        "call(); m.by = 3.0; call(); del m.by; call()",
+    ),
     # read after it was written, by what no hook hears of
     "a counter of the class that is read": (
         "class T:\n    n = 0\n    def __enter__(self): type(self).n += 1; return self\n    def __exit__(self, *_): "

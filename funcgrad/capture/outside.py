@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .. import refusals
 from ..state.lines import user_line
+from ..subclasses import is_traced
 from ..torch_private.operators import operator_of_functions
 from ..torch_private.tensors import unwrap_transform
 from .error_translation import unsupported_operator
@@ -144,7 +145,20 @@ def _of_a_batch(f: Callable[..., Any], ndim: int) -> Callable[..., Any]:
     return dropout
 
 
+def _without_memory(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A tensor made of data on the meta device, where PyTorch hands it out past all modes."""
+
+    def make(*args: Any, **kwargs: Any) -> Tensor:
+        made: Tensor = f(*args, **kwargs)
+        if not made.is_meta or is_traced(made):
+            return made
+        return torch.empty(made.shape, dtype=made.dtype, device=made.device, requires_grad=made.requires_grad)
+
+    return make
+
+
 REWRITES: dict[Any, Callable[..., Any]] = {
+    **{f: _without_memory(f) for f in (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor)},
     **{f: _with_lengths_as_tensors(f) for f in (torch.ctc_loss, torch.nn.functional.ctc_loss)},
     **{f: _contiguous_in_training(f) for f in (torch.rrelu, torch.nn.functional.rrelu)},
     **{f: _of_whole_targets(f) for f in (torch.nn.functional.nll_loss, torch.nn.functional.cross_entropy)},

@@ -82,8 +82,8 @@ _UNKNOWABLE = {
     ),
     ASKS_VERSION: ("the version counter of a tensor (_version)", "ask for it outside of the function"),
     Tensor.__reduce_ex__: (
-        "for a tensor to be copied by the copy module, or pickled",
-        "write x.clone(), or x.detach()",
+        "for a tensor to be copied by the copy module, or pickled (torch.save)",
+        "write x.clone(), or x.detach(); save it outside of the function",
     ),
 }
 
@@ -264,15 +264,11 @@ class Questions:
         return answer
 
     def of(self, slot: Arg | Captured, real: Tensor) -> Iterator[Asked]:
-        """What was asked of one input. Attributes that a captured tensor has are read without the trace seeing it."""
+        """What was asked of one input."""
         for (key, question), answers in self.asked.items():
             if key == id(real):
                 same = all(a is answers[0] or a == answers[0] for a in answers)
                 yield Asked(slot, question, answer_of(question, real), answers[0] if same else NotImplemented)
-        if isinstance(slot, Captured) and not is_wrapper_subclass(real):
-            for name, value in vars(real).items():
-                if not name.startswith("_") and name != "persistent":
-                    yield Asked(slot, f"{{}}.__dict__.get({name!r}, absent)", value, NotImplemented)
 
 
 def set_by_function(tensor: Tensor) -> dict[str, Any]:

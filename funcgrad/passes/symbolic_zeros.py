@@ -25,6 +25,7 @@ from ..graphs import (
     is_constant_gradient,
     pass_of,
     passage_of,
+    storages,
     value_of,
     verify,
     write_of,
@@ -32,6 +33,7 @@ from ..graphs import (
 from ..slots import Cotangent, Final, Grad, Signature, Slot, outer_slot
 from ..torch_private.fakes import without_modes
 from ..torch_private.symbols import expression, is_size, python_text
+from .library import computed
 
 _aten = torch.ops.aten
 
@@ -59,6 +61,8 @@ class _Narrowing:
     """What depends on a write."""
     written: set[fx.Node] = field(factory=set)
     """What depends on one that is made in this pass."""
+    gone: set[int] = field(factory=set)
+    """Memory of what something else stands for."""
     lost: set[fx.Node] = field(factory=set)
     """What depends on what a tensor held before one that is not made, which nobody has kept."""
     by_name: dict[str, fx.Node] = field(init=False)
@@ -84,6 +88,7 @@ class _Narrowing:
             raise GraphError(f"{self.old.name}: {lost[0].name} needs what a tensor held before a write, which is gone")
         self.new.output(tuple(self.env[r] if isinstance(r, fx.Node) else r for r in outs.values()))
         self._drop_what_nobody_needs()
+        self._look_at_what_is_there()
         used = {n.target for n in self.new.nodes if n.op == "get_attr"}
         constants = {name: value for name, value in old.constants.items() if name in used}
         return verify(evolve(old, signature=Signature(tuple(ins), tuple(outs)), fx=self.new, constants=constants))
@@ -136,6 +141,7 @@ class _Narrowing:
         for found in (self.incoming, self.zeros, self.written, self.marked, self.lost):
             if other in found:
                 found.add(node)
+        self.gone |= storages(node) - storages(other)
         if other in self.env:
             self.env[node] = self.env[other]
 
@@ -164,6 +170,7 @@ class _Narrowing:
         value = value_of(like)
         if not isinstance(value, Tensor):
             raise GraphError(f"{self.old.name}: {like.name} is not there, and is no tensor")
+        self.gone |= storages(like)
         sizes, strides = ([self._size(n) for n in numbers] for numbers in (value.shape, value.stride()))
         options = {"dtype": value.dtype, "device": value.device}
         if value.is_contiguous():
@@ -231,6 +238,13 @@ class _Narrowing:
         for node in reversed(list(self.new.nodes)):
             if node.op in ("call_function", "get_attr") and node not in needed:
                 self.new.erase_node(node)
+
+    def _look_at_what_is_there(self) -> None:
+        """A view of what is gone is one of what stands for it."""
+        with without_modes():
+            for node in self.new.nodes:
+                if node.op == "call_function" and not self.gone.isdisjoint(storages(node)):
+                    node.meta["val"] = computed(node)
 
 
 def sized_by(graph: fx.Graph, symbol: str) -> tuple[fx.Node, int | None] | None:

@@ -320,8 +320,8 @@ MEMORY_OF_OTHER_CLASS = Refusal(
 MEMORY_IN_TWO_WAYS = Refusal(MutationError, "the function gives a tensor other memory in two ways", "one of the two")
 STORAGE_GIVEN = Refusal(
     MutationError,
-    "the function gives a tensor the memory of a storage (set_)",
-    "x.set_(y) of a tensor",
+    "the function gives a tensor the memory of a storage (set_, torch.load)",
+    "x.set_(y) of a tensor; what is read of a file, read outside of the function",
 )
 HISTORY_GIVEN = Refusal(
     MutationError,

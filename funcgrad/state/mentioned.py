@@ -9,6 +9,7 @@ import functools
 import sys
 import types
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Any
 
 from .code import Mentions, mentions, together
@@ -250,9 +251,11 @@ class Mentioned(Reached):
             self._loaded(said, "sys.modules", own)
         if package(module.__name__) not in LIBRARIES:
             self._own_module(module, name)
+            lacking = {after for chain in said.chains for of, after in pairwise(chain) if of == name.rpartition(".")[2]}
+            lacking |= said.strings if said.by_name else set()
+            for attribute in sorted(filter(str.isidentifier, lacking - vars(module).keys())):
+                self._guard(Guard.absent(Place("item", vars(module), attribute, f"{name}.{attribute}")))
             if said.by_name:
-                for attribute in sorted(filter(str.isidentifier, said.strings - vars(module).keys())):
-                    self._guard(Guard.absent(Place("item", vars(module), attribute, f"{name}.{attribute}")))
                 said = together([said, Mentions(attributes=said.strings)])
             names = said.attributes | said.globals
             if (id(module), names, own) in self._looked_into:

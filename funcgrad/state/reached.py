@@ -21,6 +21,7 @@ import torch
 from torch import SymFloat, SymInt, Tensor
 
 from ..torch_private.modules import HOOKS_OF_ALL_MODULES
+from ..torch_private.tensors import is_wrapper_subclass
 from .buffers import BUFFERS, held_by, is_buffer
 from .caches import calls_of, entries_of, results_of
 from .found import Found
@@ -80,6 +81,8 @@ class Reached(Found):
             return
         if isinstance(value, Tensor):
             self.tensors.setdefault(place.identity, (place, value))
+            if not (id(vars(value)) in self.met or is_wrapper_subclass(value)):
+                self._attributes(Place("slot", place, "__dict__", place.name), value)
             return
         if is_iterator(value):
             raise refuse_iterator(place.name)  # before it goes on
@@ -90,6 +93,16 @@ class Reached(Found):
         if not (place.kind == "item" and place.key in HOOK_TABLES):
             self._guard(Guard.of(place, value))
         self.see(value, place.name)
+
+    def _attributes(self, place: Place, tensor: Tensor) -> None:
+        """What the function sets of a tensor that lives at a place, it sets in each call of the one that lives there
+        then; what it reads of it, no hook hears of."""
+        own = vars(tensor)
+        self.met[id(own)] = Met(own, dict(own), place.name, tensor)
+        self._places[id(own)] = [place]
+        for name, value in own.items():
+            if not name.startswith("_") and name != "persistent":
+                self._value(Place("item", place, name, joined(place.name, name)), value)
 
     def _structure(self, place: Place, value: Any) -> None:
         """A container of tensors: another one of this structure will do, as a function may make a new one on each

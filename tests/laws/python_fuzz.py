@@ -119,13 +119,12 @@ def statements_of(program: Program) -> tuple[str, ...]:
 
 
 def over(results: Iterable[Result], ceilings: Mapping[str, float] = CEILINGS) -> list[str]:
-    """The ways more programs go than may."""
+    """The ways more programs go than may: by more than three standard deviations of what is chance."""
     results = list(results)
     ways = Counter(way for result in results for way in result.ways)
-    allowed = {
-        way: math.ceil(ceilings.get(way, OTHERWISE if way.startswith(("refused", "warns")) else 0) * len(results))
-        for way in ways
-    }
+    otherwise = {way: OTHERWISE for way in ways if way.startswith(("refused", "warns"))}
+    expected = {way: ceilings.get(way, otherwise.get(way, 0)) * len(results) for way in ways}
+    allowed = {way: math.ceil(mean + 3 * math.sqrt(mean)) for way, mean in expected.items()}
     return [
         f"{count} of {len(results)}, {allowed[way]} may: {way}"
         for way, count in ways.most_common()
