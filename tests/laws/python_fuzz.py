@@ -119,12 +119,13 @@ def statements_of(program: Program) -> tuple[str, ...]:
 
 
 def over(results: Iterable[Result], ceilings: Mapping[str, float] = CEILINGS) -> list[str]:
-    """The ways more programs go than may: by more than three standard deviations of what is chance."""
+    """The ways more programs go than may."""
     results = list(results)
     ways = Counter(way for result in results for way in result.ways)
-    otherwise = {way: OTHERWISE for way in ways if way.startswith(("refused", "warns"))}
-    expected = {way: ceilings.get(way, otherwise.get(way, 0)) * len(results) for way in ways}
-    allowed = {way: math.ceil(mean + 3 * math.sqrt(mean)) for way, mean in expected.items()}
+    allowed = {
+        way: math.ceil(ceilings.get(way, OTHERWISE if way.startswith(("refused", "warns")) else 0) * len(results))
+        for way in ways
+    }
     return [
         f"{count} of {len(results)}, {allowed[way]} may: {way}"
         for way, count in ways.most_common()
