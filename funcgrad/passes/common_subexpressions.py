@@ -16,7 +16,7 @@ from torch import fx
 from ..graphs import Graph, copied, has_effect, is_getitem, pass_of, storage_map, storages
 from ..tags import said_of
 from ..torch_private.operators import is_operator, is_torchs_own
-from .library import computed
+from .library import view_what_stands
 
 
 def common_subexpressions(graph: Graph) -> Graph:
@@ -30,8 +30,7 @@ def common_subexpressions(graph: Graph) -> Graph:
         if node in again:
             node.replace_all_uses_with(again[node])
             new.fx.erase_node(node)
-        elif gone & storages(node):
-            node.meta["val"] = computed(node)  # a view of what is gone is one of what stands for it
+    view_what_stands(new.fx, gone)
     return new
 
 

@@ -33,7 +33,7 @@ from ..graphs import (
 from ..slots import Cotangent, Final, Grad, Signature, Slot, outer_slot
 from ..torch_private.fakes import without_modes
 from ..torch_private.symbols import expression, is_size, python_text
-from .library import computed
+from .library import view_what_stands
 
 _aten = torch.ops.aten
 
@@ -88,7 +88,8 @@ class _Narrowing:
             raise GraphError(f"{self.old.name}: {lost[0].name} needs what a tensor held before a write, which is gone")
         self.new.output(tuple(self.env[r] if isinstance(r, fx.Node) else r for r in outs.values()))
         self._drop_what_nobody_needs()
-        self._look_at_what_is_there()
+        with without_modes():
+            view_what_stands(self.new, self.gone)
         used = {n.target for n in self.new.nodes if n.op == "get_attr"}
         constants = {name: value for name, value in old.constants.items() if name in used}
         return verify(evolve(old, signature=Signature(tuple(ins), tuple(outs)), fx=self.new, constants=constants))
@@ -238,13 +239,6 @@ class _Narrowing:
         for node in reversed(list(self.new.nodes)):
             if node.op in ("call_function", "get_attr") and node not in needed:
                 self.new.erase_node(node)
-
-    def _look_at_what_is_there(self) -> None:
-        """A view of what is gone is one of what stands for it."""
-        with without_modes():
-            for node in self.new.nodes:
-                if node.op == "call_function" and not self.gone.isdisjoint(storages(node)):
-                    node.meta["val"] = computed(node)
 
 
 def sized_by(graph: fx.Graph, symbol: str) -> tuple[fx.Node, int | None] | None:

@@ -251,7 +251,8 @@ class Mentioned(Reached):
             self._loaded(said, "sys.modules", own)
         if package(module.__name__) not in LIBRARIES:
             self._own_module(module, name)
-            lacking = {after for chain in said.chains for of, after in pairwise(chain) if of == name.rpartition(".")[2]}
+            own_name = name.rpartition(".")[2]
+            lacking = {after for chain in said.chains for of, after in pairwise(chain) if of == own_name}
             lacking |= said.strings if said.by_name else set()
             for attribute in sorted(filter(str.isidentifier, lacking - vars(module).keys())):
                 self._guard(Guard.absent(Place("item", vars(module), attribute, f"{name}.{attribute}")))
