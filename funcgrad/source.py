@@ -45,6 +45,7 @@ class Constants:
     def __init__(self, constants: dict[str, Any]) -> None:
         self._constants = constants
         self._names: dict[int, str] = {}
+        self._brought: set[int] = set()
 
     def __call__(self, value: Any) -> str:
         if id(value) not in self._names:
@@ -55,6 +56,11 @@ class Constants:
     def stands(self, value: Any, text: str) -> None:
         """Print ``text`` for a value, which a call brings."""
         self._names[id(value)] = text
+        self._brought.add(id(value))
+
+    def is_brought(self, value: Any) -> bool:
+        """Whether a call brings what stands for it."""
+        return id(value) in self._brought
 
 
 def compile_function(source: Source) -> Any:

@@ -31,12 +31,12 @@ from ..source import Constants, Source, compile_function
 from ..state.guards import GONE_TEXT, Place
 from ..state.guards import Constant as NameOf
 from ..state.state import print_effects, require_not_put_back
-from ..state.state import print_guards as print_state
 from ..symbolic.sizes import symbols_in
 from ..trees import Node, Tree, count
 from .captured import Around
 from .donation import Donation
 from .execute import Differentiable
+from .guard_rows import print_state
 from .key_guards import print_guards, symbol_values
 from .tentative import Tentative
 

@@ -13,8 +13,8 @@ from ..slots import Slot
 from ..source import Constants, Source, compile_function
 from ..state.guards import GONE, GONE_TEXT, Place
 from ..state.late import Late, Left
-from ..state.state import print_guards
 from ..state.values import same
+from .guard_rows import print_state
 
 
 @frozen(eq=False)
@@ -63,7 +63,7 @@ def _read(origin: Any) -> Any:
 
 def _guards_hold(late: Late) -> Callable[[], bool]:
     names: dict[str, Any] = {}
-    lines = print_guards(late.checked, Constants(names), "return False")
+    lines = print_state(late.checked, Constants(names), "return False")
     body = ["try:", *(f"    {line}" for line in (*lines, "pass")), GONE_TEXT, "    return False", "return True"]
     text = "def guards_hold():\n" + "".join(f"    {line}\n" for line in body)
     return compile_function(Source("guards_hold", "python", text, names))  # type: ignore[no-any-return]

@@ -1,0 +1,216 @@
+"""Guards on Python state that are compared in C. A model of many layers reads thousands of attributes, of its modules
+and their classes: to look at one takes C a quarter of the time that a line of Python takes.
+
+C compares identities alone. What it finds to be another object is compared in Python, which knows of values that are
+equal, and decides.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+import types
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from attrs import frozen
+
+from ..backends import build
+from ..backends.c_language import HOW
+from ..errors import BuildError
+from ..source import Constants
+from ..state.guards import MISSING, Guard, Place
+from ..state.renewed import Brought
+from ..state.state import print_guards
+
+FEWEST = 32
+"""To call C takes as long as this many lines of Python, or fewer."""
+
+_ITEM, _EMPTY, _ENTRIES, _STRINGS, _CELL, _TYPE, _ATTRIBUTES, _CODE = range(8)
+
+_SOURCE = f"""{HOW}-O2
+#include <stddef.h>
+
+/* What Python's stable interface has of them: its headers need not be installed. */
+typedef struct object PyObject;
+PyObject *PyDict_GetItemWithError(PyObject *, PyObject *);
+int PyDict_Next(PyObject *, ptrdiff_t *, PyObject **, PyObject **);
+ptrdiff_t PyDict_Size(PyObject *);
+ptrdiff_t PySet_Size(PyObject *);
+int PySet_Contains(PyObject *, PyObject *);
+ptrdiff_t PyTuple_Size(PyObject *);
+PyObject *PyTuple_GetItem(PyObject *, ptrdiff_t);
+PyObject *PyCell_Get(PyObject *);
+PyObject *PyFunction_GetCode(PyObject *);
+PyObject *PyObject_GenericGetDict(PyObject *, void *);
+PyObject *PyObject_Type(PyObject *);
+void Py_DecRef(PyObject *);
+
+struct row {{ ptrdiff_t how; PyObject *owner, *key, *value; }};
+
+/* It lives where it was found: a reference of one's own is not needed to compare it. */
+static PyObject *borrowed(PyObject *now) {{
+  if (now) Py_DecRef(now);
+  return now;
+}}
+
+/* The keys and values of a dict, in turn, are those of a tuple. */
+static int has_entries(PyObject *dict, PyObject *were) {{
+  ptrdiff_t at = 0, i = 0;
+  PyObject *key, *value;
+  if (2 * PyDict_Size(dict) != PyTuple_Size(were)) return 0;
+  for (; PyDict_Next(dict, &at, &key, &value); i += 2)
+    if (key != PyTuple_GetItem(were, i) || value != PyTuple_GetItem(were, i + 1)) return 0;
+  return 1;
+}}
+
+static int has_strings(PyObject *set, PyObject *were) {{
+  ptrdiff_t n = PyTuple_Size(were);
+  if (PySet_Size(set) != n) return 0;
+  for (ptrdiff_t i = 0; i < n; i++)
+    if (PySet_Contains(set, PyTuple_GetItem(were, i)) != 1) return 0;
+  return 1;
+}}
+
+static int is_as_it_was(const struct row *row) {{
+  switch (row->how) {{
+    case {_ITEM}: return PyDict_GetItemWithError(row->owner, row->key) == row->value;
+    case {_EMPTY}: return !PyDict_Size(row->owner);
+    case {_ENTRIES}: return has_entries(row->owner, row->value);
+    case {_STRINGS}: return has_strings(row->owner, row->value);
+    case {_CELL}: return borrowed(PyCell_Get(row->owner)) == row->value;
+    case {_TYPE}: return borrowed(PyObject_Type(row->owner)) == row->value;
+    case {_ATTRIBUTES}: return borrowed(PyObject_GenericGetDict(row->owner, 0)) == row->value;
+    case {_CODE}: return PyFunction_GetCode(row->owner) == row->value;
+  }}
+  return 0;
+}}
+
+/* The first row, from one on, that is not as it was; n, if there is none. */
+ptrdiff_t first_that_differs(const struct row *rows, ptrdiff_t at, ptrdiff_t n) {{
+  while (at < n && is_as_it_was(rows + at)) at++;
+  return at;
+}}
+"""
+
+
+def print_state(
+    guards: Sequence[Guard], constant: Constants, otherwise: str, brought: Brought | None = None
+) -> list[str]:
+    """Python lines that run ``otherwise`` where a guard does not hold; what they raise means so, too."""
+    if (rows := GuardRows.among(guards, constant.is_brought)) is None:
+        return print_guards(guards, constant, otherwise, brought)
+    compared = set(map(id, rows.guards))
+    others = [guard for guard in guards if id(guard) not in compared]
+    aside = f"  # {len(compared)} guards on Python state, compared in C"
+    return [
+        f"if {constant(rows.are_broken)}(): {otherwise}{aside}",
+        *print_guards(others, constant, otherwise, brought),
+    ]
+
+
+_Row = tuple[int, Any, Any, Any]
+"""How to compare, whose it is, its key, and what it was; ``MISSING`` stands for nothing."""
+
+
+@frozen(eq=False)
+class GuardRows:
+    """Guards, and the rows that C compares for them."""
+
+    guards: Sequence[Guard]
+    rows: Sequence[_Row]
+    first_that_differs: Callable[[int], int]
+
+    @staticmethod
+    def among(guards: Iterable[Guard], is_brought: Callable[[Any], bool]) -> GuardRows | None:
+        """Those that C can compare; None where they are few, or nothing compiles C. ``is_brought``: whether an object
+        stands for another one in each call."""
+        found = [
+            (guard, row)
+            for guard in guards
+            if not (isinstance(guard.place.owner, Place) or is_brought(guard.place.owner) or is_brought(guard.value))
+            and (row := _row(guard)) is not None
+        ]
+        compare = _compare() if len(found) >= FEWEST else None
+        if compare is None:
+            return None
+        rows = [row for _, row in found]
+        words = [word for how, *objects in rows for word in (how, *map(_address, objects))]
+        table, n = (ctypes.c_ssize_t * len(words))(*words), len(rows)
+        return GuardRows([guard for guard, _ in found], rows, lambda at: compare(table, at, n))
+
+    def are_broken(self) -> bool:
+        """Whether one of them does not hold."""
+        at, n = self.first_that_differs(0), len(self.guards)
+        while at < n:
+            if not self.guards[at].holds():
+                return True
+            at = self.first_that_differs(at + 1)
+        return False
+
+    def __repr__(self) -> str:
+        return f"<{len(self.guards)} guards on Python state, compared in C>"
+
+
+def _row(guard: Guard) -> _Row | None:
+    """How C compares a guard; None if it cannot."""
+    kind, owner, key, how = guard.place.kind, guard.place.owner, guard.place.key, guard.how
+    if kind == "itself":
+        return _of_contents(owner, guard.value, how)
+    if how == "absent":
+        return (_ITEM, table, key, MISSING) if (table := _table(kind, owner, key)) is not None else None
+    if how not in ("is", "equal"):
+        return None
+    if (table := _table(kind, owner, key)) is not None:
+        return _ITEM, table, key, guard.value
+    if kind == "cell":
+        return _CELL, owner, None, guard.value
+    if kind == "type":
+        return _TYPE, owner, None, guard.value
+    if kind == "slot" and key == "__dict__" and _keeps_attributes_as_objects_do(type(owner)):
+        return _ATTRIBUTES, owner, None, guard.value
+    if kind == "slot" and key == "__code__" and type(owner) is types.FunctionType:
+        return _CODE, owner, None, guard.value
+    return None
+
+
+def _of_contents(owner: Any, was: Any, how: str) -> _Row | None:
+    if how == "entries" and type(owner) in (dict, OrderedDict) and not was:
+        return _EMPTY, owner, None, None
+    if how == "entries" and type(owner) is dict:
+        return _ENTRIES, owner, None, tuple(part for entry in was.items() for part in entry)
+    if how == "set" and type(owner) is set and all(type(item) is str for item in was):
+        return _STRINGS, owner, None, tuple(was)
+    return None
+
+
+def _table(kind: str, owner: Any, key: Any) -> Any:
+    """The dict in which a place lies; None if it lies in none, or a class of the caller's may say what that holds."""
+    if kind == "class" and isinstance(owner, type):
+        return gc.get_referents(owner.__dict__)[0]  # of a view
+    return owner if kind == "item" and type(owner) in (dict, OrderedDict) and type(key) in (str, int) else None
+
+
+def _keeps_attributes_as_objects_do(kind: type) -> bool:
+    found = next((base.__dict__["__dict__"] for base in kind.__mro__ if "__dict__" in base.__dict__), None)
+    return isinstance(found, types.GetSetDescriptorType)
+
+
+def _address(value: Any) -> int:
+    return 0 if value is MISSING else id(value)
+
+
+@functools.cache
+def _compare() -> Any:
+    """The function in C; None where nothing compiles it: what needs a compiler, as kernels do, says so."""
+    if build.compiler() is None:
+        return None
+    try:
+        library = build.load([_SOURCE])
+    except BuildError:
+        return None
+    found = ctypes.PyDLL(library._name).first_that_differs  # it holds the lock of the interpreter
+    found.argtypes, found.restype = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_ssize_t], ctypes.c_ssize_t
+    return found
