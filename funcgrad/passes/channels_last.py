@@ -18,7 +18,8 @@ from ..graph_primitives import SIZES
 from ..graphs import Graph, copied, is_getitem, is_random, nbytes, storages, value_of, verify
 from ..loops.costs import ROW
 from ..torch_private.operators import is_operator
-from .library import OF_MEMORY, call, computed, is_planar
+from .library import OF_MEMORY, is_planar
+from .rewriting import call, computed
 
 aten = torch.ops.aten
 

@@ -16,7 +16,7 @@ from torch import fx
 from ..graphs import Graph, copied, has_effect, is_getitem, pass_of, storage_map, storages
 from ..tags import said_of
 from ..torch_private.operators import is_operator, is_torchs_own
-from .library import view_what_stands
+from .rewriting import view_what_stands
 
 
 def common_subexpressions(graph: Graph) -> Graph:

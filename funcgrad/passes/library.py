@@ -11,7 +11,7 @@ but for the first:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,11 +19,12 @@ from attrs import frozen
 from torch import Tensor, fx
 
 from ..graph_primitives import getitem
-from ..graphs import Graph, copied, has_effect, is_getitem, is_view, storages, value_of, verify
+from ..graphs import Graph, copied, has_effect, is_getitem, is_view, value_of, verify
 from ..loops.rows_products import is_small
 from ..symbolic.known import is_few
 from ..torch_private.operators import is_pointwise
 from .logged import logged
+from .rewriting import call, computed
 
 aten = torch.ops.aten
 
@@ -60,26 +61,6 @@ def _rewritten(graph: Graph, rewrite: Callable[[fx.Graph], None]) -> Graph:
         if node.op == "call_function" and not node.users and not has_effect(node):
             graph.fx.erase_node(node)
     return graph
-
-
-def call(like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    """A new call, before the present place, for the same line of the caller's as another."""
-    node = like.graph.call_function(target, args, kwargs)
-    node.meta = {**like.meta, "val": computed(node)}
-    return node
-
-
-def computed(node: fx.Node) -> Any:
-    """The value of a call, computed from those of its arguments as they are now."""
-    args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
-    return node.target(*args, **kwargs)  # type: ignore[operator]
-
-
-def view_what_stands(graph: fx.Graph, gone: Container[int]) -> None:
-    """A view of memory that is gone is one of what stands for it."""
-    for node in graph.nodes:
-        if node.op == "call_function" and any(storage in gone for storage in storages(node)):
-            node.meta["val"] = computed(node)
 
 
 def _args(node: fx.Node) -> Any:

@@ -18,7 +18,7 @@ from ..graphs import Graph, copied, is_getitem, value_of, verify
 from ..loops.lower import lower
 from ..loops.rows import wide_dtype
 from ..tags import said_of, tags_of
-from .library import call
+from .rewriting import call
 
 aten = torch.ops.aten
 

@@ -33,7 +33,7 @@ from ..graphs import (
 from ..slots import Cotangent, Final, Grad, Signature, Slot, outer_slot
 from ..torch_private.fakes import without_modes
 from ..torch_private.symbols import expression, is_size, python_text
-from .library import view_what_stands
+from .rewriting import view_what_stands
 
 _aten = torch.ops.aten
 
