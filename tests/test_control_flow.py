@@ -370,6 +370,18 @@ def test_map_gives_what_is_no_tensor_to_each_step():
     same(f, lambda x: {"y": x * 3, "z": (x + 3,)}, INIT)
 
 
+@pytest.mark.parametrize("derivative", [
+    lambda g: lambda r: torch.func.jvp(torch.func.jacrev(g), (r,), (r.cos(),))[1],
+    lambda g: torch.func.jacfwd(torch.func.jacrev(g)),
+    lambda g: torch.func.jacrev(torch.func.jacfwd(g)),
+    lambda g: torch.func.hessian(lambda r: g(r).sum()),
+])  # fmt: skip
+def test_a_body_that_takes_jacobians(derivative):
+    """Their standard basis is written to at a level of ``torch.func``."""
+    step = derivative(lambda r: (r.sin() * r.flip(0)).cumsum(0))
+    same(lambda xs: map(step, xs), lambda xs: torch.stack([step(x) for x in xs]), XS[0])
+
+
 # ── associative_scan ─────────────────────────────────────────────────────────────────────────────────────────────
 
 

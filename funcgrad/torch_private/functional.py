@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 
+from .levels import outside_transforms, transform_active
 from .operators import is_operator, is_torchs_own, writes_inputs
 from .tensors import is_zero_tensor
 
@@ -217,10 +218,11 @@ def functionalising() -> bool:
 
 
 def from_functional(tensor: torch.Tensor) -> torch.Tensor:
-    """The fake tensor below a functional one, with pending mutations applied."""
+    """The fake tensor below a functional one, with pending mutations applied: at no level of torch.func, which would
+    wrap what views are of then."""
     if not isinstance(tensor, FunctionalTensor):
         return tensor
-    with torch._C.DisableTorchFunction():
+    with torch._C.DisableTorchFunction(), outside_transforms() if transform_active() else contextlib.nullcontext():
         torch._sync(tensor)  # type: ignore[attr-defined, no-untyped-call]
         fake: torch.Tensor = torch._from_functional_tensor(tensor.elem)
     return fake
