@@ -184,6 +184,12 @@ def pass_of(node: Node) -> str:
     return str(node.meta.get("pass", "forward"))
 
 
+def looks_at(node: Node) -> Collection[str]:
+    """The operands, by name, that are given in place of a view of forward's, of the same elements."""
+    found: Collection[str] = node.meta.get("looks_at", ())
+    return found
+
+
 def tensors_in(value: Any) -> list[Tensor]:
     """The tensors in a node's value (a tensor, or a flat list or tuple)."""
     if isinstance(value, Tensor):

@@ -2126,6 +2126,28 @@ def rebinds(c: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     return torch.autograd.grad(first.sum(), args[0])[0]
 
 
+MOVED = torch.tensor([1.0, 2.0, 3.0])
+
+
+def moves(c: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """A gradient that may be differentiated; what was passed lies in other memory before it."""
+    result = c(*args)
+    held, MOVED.data = MOVED.data, torch.ones(3)
+    try:
+        return torch.autograd.grad(result.sum(), args[0], create_graph=True)[0]
+    finally:
+        MOVED.data = held
+
+
+row(
+    "an argument is given other memory before a gradient that is differentiated",
+    memory.OTHER_MEMORY_BEFORE_BACKWARD,
+    lambda x, w: x**3 * w,
+    lambda: (*leaf(), MOVED),
+    calls=moves,
+    where="w",
+    fixed_args=lambda: (*leaf(), MOVED[:]),
+)
 row(
     "what it closes over is rebound before a second derivative",
     tracing.REBOUND_BEFORE_BACKWARD,

@@ -9,6 +9,8 @@ import torch
 
 import funcgrad as fg
 
+F = torch.nn.functional
+
 
 class State(torch.nn.Module):
     def __init__(self):
@@ -325,3 +327,117 @@ def test_a_parameter_that_forward_saved_and_backward_reads_is_one_leaf(between):
         return seen
 
     torch.testing.assert_close(gradients(fg.jit), gradients(lambda f: f))
+
+
+# ── the memory of what was passed ────────────────────────────────────────────────────────────────────────────────
+
+READS = {
+    "a product": (lambda x, w: x * w, (3, 4), (3, 4)),
+    "a product with a view": (lambda x, w: x * w.t(), (4, 3), (3, 4)),
+    "a product with a row": (lambda x, w: x * w[1], (4,), (3, 4)),
+    "a product with what is detached": (lambda x, w: x * w.detach() + w, (3, 4), (3, 4)),
+    "a variable and a view of it": (lambda x, w: x * w * w.view(3, 4).sin(), (3, 4), (3, 4)),
+    "what is computed again": (lambda x, w: (x * w.exp()).sin() * w.sin(), (3, 4), (3, 4)),
+    "matrices": (torch.mm, (3, 4), (4, 5)),
+    "batches of matrices": (torch.bmm, (2, 3, 4), (2, 4, 5)),
+    "batches of matrices and a matrix": (torch.matmul, (2, 3, 4), (4, 5)),
+    "an einsum": (lambda x, w: torch.einsum("ij,jk->ik", x, w), (3, 4), (4, 5)),
+    "linear": (F.linear, (3, 4), (5, 4), (5,)),
+    "linear of batches": (F.linear, (2, 3, 4), (5, 4), (5,)),
+    "linear twice": (lambda x, w, b: F.linear(F.relu(F.linear(x, w, b)), w, b), (3, 4), (4, 4), (4,)),
+    "a convolution": (F.conv2d, (2, 3, 6, 6), (4, 3, 3, 3), (4,)),
+    "two convolutions": (
+        lambda x, w, b: F.conv2d(F.relu(F.conv2d(x, w, b, padding=1)), w, b), (2, 4, 6, 6), (4, 4, 3, 3), (4,)
+    ),
+    "batch norm": (lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True), (5, 4), (4,), (4,)),
+    "layer norm": (lambda x, w, b: F.layer_norm(x, (4,), w, b), (5, 4), (4,), (4,)),
+    "an activation with a parameter": (F.prelu, (5, 4), (4,)),
+}  # fmt: skip
+
+
+def other_values(t, other):
+    t.data = other
+
+
+def other_strides(t, other):
+    t.data = other.t().contiguous().t() if other.dim() == 2 else other
+
+
+def another_dtype(t, other):
+    t.data = other.double()
+
+
+def another_size(t, other):
+    t.data = torch.cat([other, other])
+
+
+def the_same_memory(t, other):
+    t.data = t.data.flip(0).t() if t.dim() == 2 else t.data[:1]
+
+
+def set_without_autograd(t, other):
+    with torch.no_grad():
+        t.set_(other)
+
+
+def through_data(t, other):
+    t.data.set_(other)
+
+
+MOVES = [
+    other_values, other_strides, another_dtype, another_size, the_same_memory, set_without_autograd, through_data
+]  # fmt: skip
+
+
+def gradients_after(call, shapes, move, i, grad):
+    torch.manual_seed(0)
+    given = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    y = call(*given)
+    move(given[i], torch.arange(given[i].numel(), dtype=torch.float32).view(given[i].shape) + 2)
+    try:
+        return grad(y, given)
+    except RuntimeError as error:
+        return error
+
+
+@pytest.mark.parametrize("move", MOVES, ids=lambda move: move.__name__)
+@pytest.mark.parametrize("name", READS)
+def test_memory_given_between_the_passes_is_read_where_eager_reads_it(name, move):
+    """A saved variable is what it is when backward runs; a view of it that was saved stays where it is."""
+    function, *shapes = READS[name]
+
+    def grad(y, given):
+        return torch.autograd.grad(y, given, torch.ones_like(y))
+
+    compiled = fg.jit(function)
+    for i in range(len(shapes)):
+        expected = gradients_after(function, shapes, move, i, grad)
+        found = gradients_after(compiled, shapes, move, i, grad)
+        if name == "two convolutions" and isinstance(found, fg.MutationError):
+            continue  # backward reads a copy of it, channels last
+        assert type(found) is type(expected), (i, found, expected)
+        if not isinstance(expected, RuntimeError):
+            torch.testing.assert_close(found, expected, equal_nan=True, msg=lambda m, i=i: f"{i}: {m}")
+
+
+def test_memory_given_between_the_passes_in_a_captured_backward():
+    def grad(y, given):
+        y.sum().backward()
+        return [t.grad for t in given]
+
+    def captured(y, given):
+        with fg.compiled_autograd(backend="aten"):
+            return grad(y, given)
+
+    compiled = fg.jit(torch.mul)
+    for move in (lambda t, other: None, other_values, lambda t, other: None):
+        expected = gradients_after(torch.mul, [(3,), (3,)], move, 1, grad)
+        torch.testing.assert_close(gradients_after(compiled, [(3,), (3,)], move, 1, captured), expected)
+
+
+def test_memory_that_a_second_derivative_would_read_is_refused():
+    x, w = leaf(), leaf()
+    y = fg.jit(torch.mul)(x, w)
+    w.data = torch.ones(2)
+    with pytest.raises(fg.MutationError, match="other memory"):
+        torch.autograd.grad(y.sum(), x, create_graph=True)

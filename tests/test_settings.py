@@ -82,6 +82,26 @@ def test_a_setting_is_noticed(which: str) -> None:
         put(had)
 
 
+QUOTIENTS = {
+    "of what is read": lambda x: x * float(ONE["one"] / 3),
+    "of what is made": lambda x: x * float(decimal.Decimal(1) / 3),
+    "of what is given": lambda x, one=decimal.Decimal(1): x * float(one / 3),
+}
+ONE = {"one": decimal.Decimal(1)}
+
+
+@pytest.mark.parametrize("which", QUOTIENTS)
+def test_decimals_are_computed_as_their_context_says(which: str) -> None:
+    f, context = QUOTIENTS[which], decimal.getcontext()
+    compiled, x, had = fg.jit(f), torch.ones(2), context.prec
+    try:
+        for context.prec in (had, 3, had, 3):
+            assert torch.equal(compiled(x), f(x))
+    finally:
+        context.prec = had
+    assert compiled.cache_info().misses == 2
+
+
 def test_what_torch_says_by_device() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         return x * len(str(torch.get_autocast_dtype("cpu")))
@@ -109,6 +129,7 @@ WRITES: dict[str, Callable[[], Any]] = {
     "reduced": lambda: set_reduced(),
     "recursion": lambda: sys.setrecursionlimit(3210),
     "numpy": lambda: np.seterr(divide="ignore"),
+    "decimal": lambda: setattr(decimal.getcontext(), "prec", 7),
 }
 
 

@@ -515,6 +515,33 @@ def test_what_a_constructor_assigns_is_not_read_of_other_objects():
     assert compiled.cache_info().misses == 1
 
 
+KNOWN_TEXTS = {
+    "an attribute": ("c = Config()\ndef f(x): return x * eval('c.lr')",
+    "call(); c.lr = 7.0; call(); c = Config(); call()"),
+    "an item": ("c = {'k': [1.5]}\ndef f(x): return x * eval('c[\"k\"][0]')", "call(); c['k'][0] = 7.0; call()"),
+    "locals": ("c = {'k': 1.5}\ndef f(x):\n    own = c\n    return eval('x * own[\"k\"]')", "call(); c['k'] = 7.0; call()"),
+    "a function": ("k = 2.0\ndef g(x): return x * k\ndef f(x): return eval('g(x)')",
+    "call(); k = 3.0; call(); g = torch.sin; call()"),
+    "a lambda": ("k = 2.0\ndef f(x): return eval('lambda x: x * k')(x)", "call(); k = 3.0; call()"),
+    "an attribute that is set": ("c = Config()\ndef f(x):\n    exec('c.made = 5; c.lr += 1')\n    return x * c.lr",
+    "call(); c.made = 3; call(); made = c.made; c.lr = 3.0; call(); call()"),
+    "a global that is set": ("n = 0\ndef f(x):\n    exec('global n; n += 1')\n    return x * n", "call(); call(); n = 9; call()"),
+    "an item that is set": ("c = {}\ndef f(x):\n    exec('c[\"k\"] = len(c)')\n    return x * c['k']", "call(); call(); c.clear(); call()"),
+    "globals": ("k = 2.0\nc = Config()\ndef f(x): return x * globals()['k'] + globals()['c'].lr",
+    "call(); k = 3.0; call(); c.lr = 7.0; call(); c = Config(); call()"),
+}  # fmt: skip
+"""What code says in a text that stands in it (``eval``), or by it."""
+SCRIPTS |= {f"{case}, by a text": script for case, script in KNOWN_TEXTS.items()}
+
+
+@pytest.mark.parametrize("case", KNOWN_TEXTS)
+def test_what_a_text_says_that_stands_in_code_is_watched(case):
+    compiled = fg.jit(world(KNOWN_TEXTS[case][0])["f"], backend="aten")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", fg.UnwatchedStateWarning)
+        compiled(X)
+
+
 @pytest.mark.filterwarnings("ignore::funcgrad.RecompileWarning", "ignore::funcgrad.UnwatchedStateWarning")
 @pytest.mark.parametrize("case", SCRIPTS)
 def test_a_script_does_what_it_does_in_eager(case):
@@ -813,7 +840,7 @@ def test_what_is_stored_may_hold_none(stored):
 
 def test_what_cannot_be_watched_is_named_of_each_partial():
     for _ in range(2):
-        space = world("S = 2.0\ndef g(k, x): return x * k * globals()['S']\nf = functools.partial(g, 1.0)")
+        space = world("S = 2.0\ndef g(k, x): return x * k * globals().get('S')\nf = functools.partial(g, 1.0)")
         with pytest.warns(fg.UnwatchedStateWarning, match=r"calls globals\(\)"):
             assert torch.equal(fg.jit(space["f"], backend="aten")(X), X * 2)
 

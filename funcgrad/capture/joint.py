@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from ..graphs import (
     in_order,
     is_path_check,
     is_view,
+    looks_at,
     pass_of,
     storages,
     value_of,
@@ -227,11 +228,21 @@ def simplify(graph: Graph) -> None:
             continue
         others = outside.union(*(storages(r) for r in returned if r is not node)) if node in returned else frozenset()
         if not storages(node) & others:
+            if any(pass_of(look) == "forward" or looks_at(look) for look in _looks(node, like)):
+                for user in node.users:
+                    user.meta["looks_at"] = {*looks_at(user), like.name}
             node.replace_all_uses_with(like)
             returned = [r for r in graph.results if isinstance(r, fx.Node)]
     for node in reversed(list(graph.fx.nodes)):
         if node.op in ("call_function", "get_attr") and not node.users and not has_effect(node):
             graph.fx.erase_node(node)
+
+
+def _looks(node: fx.Node, base: fx.Node) -> Iterator[fx.Node]:
+    """The views from a node down to what it is a view of."""
+    while node is not base:
+        yield node
+        node = node.args[0]  # type: ignore[assignment]
 
 
 def _of_its_own(node: fx.Node) -> None:

@@ -21,7 +21,7 @@ from ..capture.floats import NotSymbolicError
 from ..capture.trace import Trace
 from ..graph_primitives import SIZES, Opaque, again, getitem, scalar
 from ..graphs import Graph, value_of, where_of
-from ..runtime.execute import Differentiable, differentiable_of, reads_as_traced, require_saved_versions
+from ..runtime.execute import Differentiable, differentiable_of, is_as_compiled, reads_as_traced, require_saved_versions
 from ..runtime.given_tensors import write_back
 from ..slots import Cotangent, Late, Slot, inner_path, inner_slot, outer_slot
 from ..torch_private.fakes import without_modes
@@ -72,6 +72,8 @@ def function_of(given: Sequence[bool], context: Any, refs: Callable[[Any], Any])
     if not reads_as_traced(context):
         why = "whose backward pass reads Python state that has changed since the call"
         return Function(given), f"{program.name}, {why}"
+    if not is_as_compiled(context):
+        return Function(given), f"{program.name}, whose inputs lie in other memory since the call"
     return Inlinable(given, refs(context._get_compiled_autograd_symints()), program), None
 
 

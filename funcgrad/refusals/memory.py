@@ -385,3 +385,9 @@ OPAQUE_ALIASED_WRITE = Refusal(
     "{0} writes to an argument that shares memory with another one",
     "pass it once, or a clone() of what is only read",
 )
+OTHER_MEMORY_BEFORE_BACKWARD = Refusal(
+    MutationError,
+    "{0} was given other memory (x.data = y) between a forward pass and a backward pass that runs the function again, "
+    "or that has computed in forward what eager PyTorch computes of it then",
+    "give it other memory after the backward pass, or pass a view of it, x[:], which stays where it is",
+)

@@ -27,8 +27,8 @@ from ..torch_private.fakes import FakeTensorMode
 from ..torch_private.operators import direct, is_operator, operator_called, operator_named
 from .cotangents import Blank
 
-_KEPT = ("pass", "where", "passage", "write", "absent", "is_gradient")
-"""What half of a backward pass is chosen by (``passes/symbolic_zeros.py``)."""
+_KEPT = ("pass", "where", "passage", "write", "absent", "is_gradient", "looks_at")
+"""What half of a backward pass is chosen by (``passes/symbolic_zeros.py``), and how that reads what it is given."""
 
 
 class HasNoName(Exception):  # noqa: N818 it is caught where the program is known

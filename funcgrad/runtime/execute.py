@@ -12,6 +12,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -42,7 +43,8 @@ from .gates import applied
 from .given_tensors import ahead, is_heard, require_versions, write_back
 from .halves import Half, Halves
 from .late_state import LateState
-from .passed_over import pass_over
+from .other_memory import Variables, as_they_are, moved, require_in_place
+from .passed_over import add_zeros
 
 Pullback = Callable[[Sequence[Any], Sequence[Any], Sequence[Tensor | None]], Sequence[Tensor | None]]
 """Takes the inputs as forward was given them (None for one that is gone), their values then, and the incoming
@@ -107,6 +109,7 @@ class Differentiable:
     name: str
     passes: TracedPasses | None
     """All that was traced of backward; None where nothing was."""
+    variables: Variables
     late: LateState | None
     """What backward reads of Python state; None: nothing."""
     why_apart: str | None
@@ -203,7 +206,7 @@ class Differentiable:
 
         def gradients(ctx: Any, incoming: Sequence[Tensor | None], asked: Callable[[], Sequence[bool]]) -> list[Any]:
             result = _gradients(ctx, incoming, asked)
-            _add_zeros(ctx, result, [i for i in self.unreached(incoming) if i not in apart])
+            add_zeros(ctx, result, [i for i in self.unreached(incoming) if i not in apart])
             return result
 
         return applied(
@@ -227,7 +230,12 @@ class _Positions:
     leaves: tuple[Callable[[Tensor], Blank | Hollow] | None, ...]
     """What is left of each input when the call is done; None for one that is kept."""
     copied: tuple[int, ...]
-    restrided: frozenset[int]
+    as_they_lie: frozenset[int]
+    """The inputs of which that is kept which forward saw, not what they are later."""
+    variables: Mapping[int, int]
+    """The inputs that backward reads as they are then, and their places among what is kept."""
+    early: tuple[int, ...]
+    followed: tuple[int, ...]
     bumps: tuple[int, ...]
     unnoticed: Mapping[int, tuple[Step, ...]]
     watched_inputs: tuple[tuple[int, int], ...]
@@ -278,7 +286,10 @@ class _Positions:
                 for slot in program.ins
             ),
             copied=tuple(sorted(among(ins, program.copied))),
-            restrided=frozenset(among(ins, program.restrided)),
+            as_they_lie=frozenset(among(ins, {*program.restrided, *program.variables.looked_at})),
+            variables={ins[s]: k for k, s in enumerate(kept) if s in program.variables.saved},
+            early=among(ins, program.variables.early),
+            followed=among(ins, program.variables.followed),
             bumps=tuple(ins[slot] for slot in program.bumps),
             unnoticed={ins[slot]: steps for slot, steps in program.unnoticed.items()},
             watched_inputs=watched_inputs,
@@ -310,14 +321,14 @@ class _Apply(torch.autograd.Function):
     @staticmethod
     def _compiled_autograd_key(ctx: Any) -> tuple[int, ...]:
         """What tells graphs of autograd apart that are captured: the program; sizes may vary."""
-        number = 2 * ctx.program.number + reads_as_traced(ctx)
+        number = 2 * ctx.program.number + is_as_compiled(ctx)
         return (_KEYS + number, *(v for v in ctx.scalars.values() if type(v) is int), *sizes_beside(ctx))
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Any, ...]:
         result = _gradients(ctx, incoming, lambda: _asked(ctx))
         if ctx.program.at.reached:
-            _add_zeros(ctx, result, ctx.program.unreached(incoming))
+            add_zeros(ctx, result, ctx.program.unreached(incoming))
         return (None, None, *result)
 
 
@@ -338,7 +349,8 @@ def _ran(ctx: Any, program: Differentiable, given: tuple[Mapping[int, Tensor], S
         bump_version(inputs[i])
     outs = tuple(values[: at.n_outs])
     # as they lie now: the caller may be about to change how an input looks (t_)
-    kept = [inputs[i].detach() if i in at.restrided else inputs[i] for i in at.kept] if at.kept else []
+    before = ctx.before = {i: inputs[i].detach() for i in at.followed}
+    kept = [before.get(i, inputs[i]).detach() if i in at.as_they_lie else inputs[i] for i in at.kept] if at.kept else []
     kept += values[at.n_outs :]
     if at.writes_outs:
         kept += [outs[i] for i in at.writes_outs]
@@ -389,6 +401,7 @@ def _gradients(ctx: Any, incoming: Sequence[Tensor | None], asked: Callable[[], 
         require_saved_versions(ctx)
     # kernels take no tensors of a vmap that is around this backward pass (is_grads_batched, torch.func.vmap)
     if torch.is_grad_enabled() or program.backward is None or not as_traced or any_mapped(cotangents):
+        require_in_place(ctx, at.followed)
         require_versions(
             (v, version) for v, version in zip(ctx.inputs, ctx.versions, strict=True) if isinstance(v, Tensor)
         )
@@ -396,12 +409,10 @@ def _gradients(ctx: Any, incoming: Sequence[Tensor | None], asked: Callable[[], 
         values = [v.empty() if isinstance(v, (Blank, Hollow)) else v for v in ctx.inputs]
         given = [None if one is None else one() for one in ctx.given]
         try:
-            if program.draws:
-                with own_draws(ctx.generators, ctx.generators_then) as own:
-                    gradients = program.pullback(given, values, cotangents)
-                _require_same_draws(own)
-            else:
+            with own_draws(ctx.generators, ctx.generators_then) if program.draws else nullcontext() as own:
                 gradients = program.pullback(given, values, cotangents)
+            if own is not None:
+                _require_same_draws(own)
         except FuncgradError:
             if refused is not None:  # what the trace met comes before what is refused of running it again
                 raise refused from None
@@ -423,36 +434,22 @@ def _gradients(ctx: Any, incoming: Sequence[Tensor | None], asked: Callable[[], 
             del values[n_kept:]
         values += laid_out
         values += ctx.late
+        require_in_place(ctx, at.early)
+        run = as_they_are(ctx, half.graph, values) if moved(ctx, at.variables) else half.run
         del saved, cotangents, laid_out, incoming
         # unless the graph is kept: then the list holds all there is, and backward empties it
         ctx.maybe_clear_saved_tensors()
         if any_autocast():  # its casts are in its graph
             with autocast_as(()):
-                results = half.run(values)
+                results = run(values)
         else:
-            results = half.run(values)
+            results = run(values)
         places, gradients = half.gradients, results[: len(half.gradients)]
         if written:
             write_back([written[i] for i in program.writes_of(half)], results[len(half.gradients) :])
     for i, gradient in zip(places, gradients, strict=True):
         result[i] = gradient
     return result
-
-
-def _add_zeros(ctx: Any, result: list[Any], places: Iterable[int]) -> None:
-    """The engine goes on to inputs that this pass does not reach, where in eager PyTorch it does not: a hook there
-    would be given None. So a leaf that got hooks since the call is passed over, and what was computed outside, which
-    may have some, gets zeros."""
-    for i in places:
-        given = ctx.given[i]()
-        if result[i] is not None or not is_heard(given):
-            continue
-        if given is not None and is_leaf(given):
-            if not hasattr(ctx, "_asked"):  # a recorded pass calls them itself
-                pass_over(given)
-        else:
-            like = ctx.inputs[i]
-            result[i] = torch.zeros_like(like if isinstance(like, Tensor) else like.empty())
 
 
 def leaves_passed_over(ctx: Any, incoming: Sequence[Any]) -> list[int]:
@@ -497,6 +494,12 @@ def reads_as_traced(context: Any) -> bool:
     """Whether what the backward half of a node reads of Python state is what it was compiled for."""
     late = context.program.late
     return late is None or late.is_as_traced(context.inputs, context.given, context.state_left)
+
+
+def is_as_compiled(context: Any) -> bool:
+    """Whether the half itself runs: all that it reads is where it was."""
+    at = context.program.at
+    return reads_as_traced(context) and not moved(context, (*at.variables, *at.early))
 
 
 def sizes_beside(context: Any) -> list[int]:

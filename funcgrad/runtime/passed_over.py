@@ -8,15 +8,18 @@ pass, and in any other one a hook is called as it is; the last of them to end pu
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from attrs import define, field, frozen
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
+from ..autograd_state import is_leaf
 from ..torch_private.autograd import at_end_of_pass, running_pass
+from .given_tensors import is_heard
 
 
 @define(eq=False)
@@ -101,3 +104,19 @@ def pass_over(leaf: Tensor) -> None:
             own.arrives[number] = False
             at_end_of_pass(_End(own, number))
         own.wrap()
+
+
+def add_zeros(ctx: Any, result: list[Any], places: Iterable[int]) -> None:
+    """The engine goes on to inputs that this pass does not reach, where in eager PyTorch it does not: a hook there
+    would be given None. So a leaf that got hooks since the call is passed over, and what was computed outside, which
+    may have some, gets zeros."""
+    for i in places:
+        given = ctx.given[i]()
+        if result[i] is not None or not is_heard(given):
+            continue
+        if given is not None and is_leaf(given):
+            if not hasattr(ctx, "_asked"):  # a recorded pass calls them itself
+                pass_over(given)
+        else:
+            like = ctx.inputs[i]
+            result[i] = torch.zeros_like(like if isinstance(like, Tensor) else like.empty())

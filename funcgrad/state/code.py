@@ -72,6 +72,8 @@ class Mentions:
     """Names, and modules by import, each with the attributes that are read of it one after the other, if any."""
     aliases: frozenset[tuple[str, str]] = frozenset()
     """Variables, and the modules they are imported from."""
+    unseen: frozenset[str] = frozenset()
+    """Builtins by which it reads what stands nowhere in it."""
 
     @property
     def by_name(self) -> bool:
@@ -97,10 +99,6 @@ class Mentions:
     def compares_objects(self) -> bool:
         """Whether it may decide anything that two objects are one."""
         return bool(self.compared) or "id" in self.globals
-
-    @property
-    def unseen(self) -> frozenset[str]:
-        return self.globals & UNSEEN
 
 
 def together(parts: Sequence[Mentions]) -> Mentions:
@@ -144,6 +142,7 @@ def mentions(code: types.CodeType) -> Mentions:
             uses.setdefault(step.argval, set()).add(use_at(steps, at))
             if not _is_looked_at(steps, at):
                 found["used"].add(step.argval)
+    texts, unseen = _texts(steps)
     strings = frozenset(c for c in code.co_consts if isinstance(c, str)).union(
         *(c for c in code.co_consts if _is_names(c))
     )
@@ -154,8 +153,34 @@ def mentions(code: types.CodeType) -> Mentions:
         uses={k: frozenset(v) for k, v in uses.items()},
         chains=chains,
         aliases=aliases,
+        unseen=unseen,
     )
-    return together([own, *(mentions(c) for c in code.co_consts if isinstance(c, types.CodeType))])
+    return together([own, *(mentions(c) for c in (*texts, *code.co_consts) if isinstance(c, types.CodeType))])
+
+
+def _texts(steps: Sequence[dis.Instruction]) -> tuple[list[types.CodeType], frozenset[str]]:
+    """The code in texts that stand in other code: ``eval("cfg.lr")``, and ``globals()["cfg"]``, which is ``cfg``; and
+    the builtins that are ``UNSEEN`` but there."""
+    found, unseen = list[types.CodeType](), set[str]()
+    for at, step in enumerate(steps):
+        if step.opname not in GLOBAL or step.argval not in UNSEEN:
+            continue
+        rest = _Ahead(steps, at + 1)
+        rest = rest.after(1) if rest.ops(0) == "PUSH_NULL" else rest
+        is_globals = step.argval == "globals" and rest.ops(0) == "CALL" and rest.value(0) == 0
+        rest = rest.after(1) if is_globals else rest
+        text, then = rest.value(0), rest.at(1)
+        if is_globals:
+            is_known = then is not None and _subscripts(then) and isinstance(text, str) and text.isidentifier()
+        else:
+            is_known = step.argval in ("eval", "exec") and isinstance(text, str) and rest.is_call_of_one(1)
+        try:
+            if not is_known or rest.ops(0) not in _CONSTANT:
+                raise SyntaxError
+            found.append(compile(str(text), "<string>", "eval" if step.argval != "exec" else "exec"))
+        except (SyntaxError, ValueError):
+            unseen.add(step.argval)
+    return found, frozenset(unseen)
 
 
 @functools.lru_cache(maxsize=8192)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import contextvars
+import decimal
 import enum
 import functools
 import inspect
@@ -44,6 +45,7 @@ from .names import (
     taken_apart,
 )
 from .output import keeps
+from .settings import DECIMALS
 from .values import PLAIN, TORCH_PLAIN, compared_fields, copied, holds_tensors, length_of, shape_of
 
 AT_MOST = 20_000
@@ -121,6 +123,8 @@ class Reached(Found):
 
     def see(self, value: Any, name: str) -> None:
         """A value can be reached: whatever is read of it is to be noticed."""
+        if isinstance(value, decimal.Decimal):
+            self._guard(Guard.of(DECIMALS.place, DECIMALS.value))
         if isinstance(value, (*PLAIN, *TORCH_PLAIN, Tensor, np.generic, SymFloat, SymInt, Found)):
             return
         if isinstance(value, enum.Enum) and is_library(type(value)):

@@ -73,6 +73,30 @@ def _set_errors_of_numpy(was: tuple[tuple[str, Any], ...]) -> None:
     np.seterr(**dict(was))
 
 
+_OF_DECIMALS = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
+
+
+def _decimals() -> tuple[Any, ...]:
+    context = decimal.getcontext()
+    traps = tuple(signal.__name__ for signal, raises in context.traps.items() if raises)
+    return (*(getattr(context, name) for name in _OF_DECIMALS), traps)
+
+
+def _set_decimals(was: tuple[Any, ...]) -> None:
+    context, (*own, traps) = decimal.getcontext(), was
+    for name, value in zip(_OF_DECIMALS, own, strict=True):
+        setattr(context, name, value)
+    for signal in context.traps:
+        context.traps[signal] = signal.__name__ in traps
+
+
+DECIMALS = Setting(
+    "decimal.getcontext()", _decimals, _set_decimals,
+    (decimal.getcontext, decimal.setcontext, decimal.localcontext, decimal.Decimal),
+)  # fmt: skip
+"""How numbers of ``decimal`` are computed with, wherever one is."""
+
+
 def _text_of(function: Callable[[], Any]) -> str:
     return repr(function())
 
@@ -99,6 +123,7 @@ SETTINGS = (
     Setting("sys.getrecursionlimit()", sys.getrecursionlimit, sys.setrecursionlimit),
     Setting("gc.isenabled()", gc.isenabled, _set_collector, (gc.enable, gc.disable)),
     Setting("os.getcwd()", os.getcwd, os.chdir),
+    DECIMALS,
     Setting("np.geterr()", _errors_of_numpy, _set_errors_of_numpy, (np.geterr, np.seterr)),
 )
 """What functions set, too."""
@@ -126,7 +151,7 @@ def _asked() -> Iterator[Setting]:
         for device, once in devices.items():
             ask: Callable[[], Any] = functools.partial(by_device, device)
             yield Setting(f"torch.{by_device.__name__}({device!r})", ask, None, (by_device, *filter(None, [once])))
-    for function in (np.get_printoptions, decimal.getcontext, locale.localeconv):
+    for function in (np.get_printoptions, locale.localeconv):
         yield Setting(f"{function.__name__}()", functools.partial(_text_of, function), None, (function,))
     yield Setting("threading.get_ident()", threading.get_ident, None, (threading.current_thread,))
 

@@ -41,6 +41,7 @@ from ..runtime.cotangents import CotangentLayout, Outline
 from ..runtime.execute import Differentiable
 from ..runtime.halves import Half
 from ..runtime.late_state import LateState
+from ..runtime.other_memory import Variables
 from ..slots import Cotangent, Final, Grad, Late, NewMemory, Saved, Seed, Slot, inner_path, outer_slot
 from ..state.guards import Place
 from ..state.state import as_it_was
@@ -112,6 +113,8 @@ def differentiable(
 
     passes = _passes(made) if len(graphs) == 2 else None
     copied = {slot for slot in needed if Final(slot) in outs or slot in changed}
+    followed = needed - copied - changed - joint.wrappings.keys()
+    variables = Variables.of(found.joint.graph, graphs, followed, is_plain=not joint.wrappings)
     layouts = dict(zip(active, _cotangents(joint, active), strict=True))
     return Differentiable(
         forward=runnables[0],
@@ -141,6 +144,7 @@ def differentiable(
         draws=_draws(graphs[0], inner),
         name=name_of(found.root),
         passes=passes,
+        variables=variables,
         late=LateState.of(inner.facts.state.late, ins) if inner.splits else None,
         why_apart=_why_apart(found, made, options),
     )
