@@ -43,7 +43,7 @@ from .gates import applied
 from .given_tensors import ahead, is_heard, require_versions, write_back
 from .halves import Half, Halves
 from .late_state import LateState
-from .other_memory import Variables, as_they_are, moved, require_in_place
+from .other_memory import Followed, Variables, as_they_are, moved, require_in_place
 from .passed_over import add_zeros
 
 Pullback = Callable[[Sequence[Any], Sequence[Any], Sequence[Tensor | None]], Sequence[Tensor | None]]
@@ -230,12 +230,9 @@ class _Positions:
     leaves: tuple[Callable[[Tensor], Blank | Hollow] | None, ...]
     """What is left of each input when the call is done; None for one that is kept."""
     copied: tuple[int, ...]
-    as_they_lie: frozenset[int]
-    """The inputs of which that is kept which forward saw, not what they are later."""
-    variables: Mapping[int, int]
-    """The inputs that backward reads as they are then, and their places among what is kept."""
-    early: tuple[int, ...]
-    followed: tuple[int, ...]
+    restrided: frozenset[int]
+    followed: Followed
+    """The inputs of which it matters where they lie when backward runs."""
     bumps: tuple[int, ...]
     unnoticed: Mapping[int, tuple[Step, ...]]
     watched_inputs: tuple[tuple[int, int], ...]
@@ -286,10 +283,8 @@ class _Positions:
                 for slot in program.ins
             ),
             copied=tuple(sorted(among(ins, program.copied))),
-            as_they_lie=frozenset(among(ins, {*program.restrided, *program.variables.looked_at})),
-            variables={ins[s]: k for k, s in enumerate(kept) if s in program.variables.saved},
-            early=among(ins, program.variables.early),
-            followed=among(ins, program.variables.followed),
+            restrided=frozenset(among(ins, program.restrided)),
+            followed=Followed.of(program.variables, ins, kept),
             bumps=tuple(ins[slot] for slot in program.bumps),
             unnoticed={ins[slot]: steps for slot, steps in program.unnoticed.items()},
             watched_inputs=watched_inputs,
@@ -349,12 +344,12 @@ def _ran(ctx: Any, program: Differentiable, given: tuple[Mapping[int, Tensor], S
         bump_version(inputs[i])
     outs = tuple(values[: at.n_outs])
     # as they lie now: the caller may be about to change how an input looks (t_)
-    before = ctx.before = {i: inputs[i].detach() for i in at.followed}
-    kept = [before.get(i, inputs[i]).detach() if i in at.as_they_lie else inputs[i] for i in at.kept] if at.kept else []
+    kept = [inputs[i].detach() if i in at.restrided else inputs[i] for i in at.kept] if at.kept else []
     kept += values[at.n_outs :]
     if at.writes_outs:
         kept += [outs[i] for i in at.writes_outs]
     ctx.program = program
+    at.followed.note(ctx, inputs)
     scalars = ctx.scalars = {i: v for i, v in enumerate(kept) if not isinstance(v, Tensor)}
     ctx.save_for_backward(*([None if i in scalars else v for i, v in enumerate(kept)] if scalars else kept))
     if at.is_alone:
@@ -401,7 +396,7 @@ def _gradients(ctx: Any, incoming: Sequence[Tensor | None], asked: Callable[[], 
         require_saved_versions(ctx)
     # kernels take no tensors of a vmap that is around this backward pass (is_grads_batched, torch.func.vmap)
     if torch.is_grad_enabled() or program.backward is None or not as_traced or any_mapped(cotangents):
-        require_in_place(ctx, at.followed)
+        require_in_place(ctx, at.followed.all)
         require_versions(
             (v, version) for v, version in zip(ctx.inputs, ctx.versions, strict=True) if isinstance(v, Tensor)
         )
@@ -434,8 +429,10 @@ def _gradients(ctx: Any, incoming: Sequence[Tensor | None], asked: Callable[[], 
             del values[n_kept:]
         values += laid_out
         values += ctx.late
-        require_in_place(ctx, at.early)
-        run = as_they_are(ctx, half.graph, values) if moved(ctx, at.variables) else half.run
+        if at.followed.early:
+            require_in_place(ctx, at.followed.early)
+        gone = moved(ctx, at.followed.read) if at.followed.read else ()
+        run = as_they_are(ctx, half, values, gone) if gone else half.run
         del saved, cotangents, laid_out, incoming
         # unless the graph is kept: then the list holds all there is, and backward empties it
         ctx.maybe_clear_saved_tensors()
@@ -499,7 +496,7 @@ def reads_as_traced(context: Any) -> bool:
 def is_as_compiled(context: Any) -> bool:
     """Whether the half itself runs: all that it reads is where it was."""
     at = context.program.at
-    return reads_as_traced(context) and not moved(context, (*at.variables, *at.early))
+    return reads_as_traced(context) and not moved(context, (*at.followed.read, *at.followed.early))
 
 
 def sizes_beside(context: Any) -> list[int]:

@@ -6,7 +6,7 @@ of the memory as it was.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,10 @@ from torch import Tensor, fx
 from .. import refusals
 from ..graphs import Graph, copied, looks_at, pass_of, value_of
 from ..slots import Input, Late, Signature, Slot
+from .halves import Half
+
+Look = tuple[torch.Size, tuple[int, ...], torch.dtype]
+Runner = Callable[[list[Any]], Sequence[Any]]
 
 
 @frozen
@@ -26,16 +30,18 @@ class Variables:
     """Those that it reads itself, which autograd saves; of those ``looked_at``, no more than what forward made of
     them."""
     looked_at: frozenset[Slot] = frozenset()
+    held: frozenset[Slot] = frozenset()
+    """Those of which backward reads, besides, what forward made of them."""
     early: frozenset[Slot] = frozenset()
     """Those of which it is given what backward computes in eager PyTorch, or a copy."""
-    followed: frozenset[Slot] = frozenset()
-    """All that a pass reads which runs the function again."""
+    followed: Mapping[Slot, Look | None] = {}
+    """All that a pass reads which runs the function again, with what it looks like; None where sizes vary."""
 
     @staticmethod
     def of(recorded: Graph, halves: Sequence[Graph], needed: Collection[Slot], is_plain: bool) -> Variables:
         """``recorded``: the joint graph that was rewritten and split into ``halves``, if it was; ``needed``: what a
         pass reads that runs the function again; ``is_plain``: these take what they are given as it is."""
-        followed = frozenset(slot for slot, _ in _given(recorded) if slot in needed)
+        followed = {slot: _known_look(value_of(node)) for slot, node in _given(recorded) if slot in needed}
         if len(halves) == 1:
             return Variables(followed=followed)
         calls = {node.name for node in recorded.fx.nodes if node.op == "call_function"}
@@ -46,7 +52,8 @@ class Variables:
         return Variables(
             saved=tuple(saved),
             looked_at=frozenset(kept.keys() - read - {*saved}),
-            early=frozenset((read & followed) - ({*saved} - remade)),
+            held=frozenset(s for s in saved if not all(_rereads(user, kept[s]) for user in kept[s].users)),
+            early=frozenset((read & followed.keys()) - ({*saved} - remade)),
             followed=followed,
         )
 
@@ -62,15 +69,80 @@ def _rereads(user: fx.Node, node: fx.Node) -> bool:
     return user.op == "output" or (pass_of(user) == "backward" and node.name not in looks_at(user))
 
 
-def as_they_are(context: Any, half: Graph, values: list[Any]) -> Callable[[list[Any]], tuple[Any, ...]]:
-    """What runs a half, call by call, for a pass in which variables are elsewhere: it is given them twice, among its
-    ``values`` as forward saw them, and in the end as they are."""
-    places = context.program.at.variables
-    values += [values[k] for k in places.values()]
-    for i, k in places.items():
-        values[k] = context.before[i]
-    graph = _given_twice(half, [context.program.ins[i] for i in places])
+@frozen
+class Followed:
+    """The same by the places of inputs, and what is noted of them when forward has run."""
+
+    all: tuple[int, ...]
+    looks: Mapping[int, Look]
+    varying: tuple[int, ...]
+    """Those whose look is noted, too."""
+    variables: Mapping[int, int]
+    """Those that backward reads as they are then, and their places among what is kept; ``looked_at``: those of which
+    it reads what forward made of them."""
+    looked_at: Mapping[int, int]
+    held: tuple[int, ...]
+    """Those whose memory is held: what forward saw is made of it again."""
+    early: tuple[int, ...]
+    read: tuple[int, ...]
+
+    @staticmethod
+    def of(variables: Variables, ins: Mapping[Slot, int], kept: Sequence[Slot]) -> Followed:
+        looks = {ins[slot]: look for slot, look in variables.followed.items() if slot in ins}
+        saved = {ins[slot]: k for k, slot in enumerate(kept) if slot in variables.saved}
+        looked_at = {ins[slot]: k for k, slot in enumerate(kept) if slot in variables.looked_at}
+        return Followed(
+            all=tuple(looks),
+            looks={i: look for i, look in looks.items() if look is not None},
+            varying=tuple(i for i, look in looks.items() if look is None),
+            variables=saved,
+            looked_at=looked_at,
+            held=tuple(ins[slot] for slot in variables.held | variables.looked_at if slot in ins),
+            early=tuple(ins[slot] for slot in variables.early if slot in ins),
+            read=(*saved, *looked_at),
+        )
+
+    def note(self, context: Any, inputs: Sequence[Any]) -> None:
+        """Keep, for the node of a call, where they lie. What costs less than an alias of each."""
+        context.pointers = {i: inputs[i].data_ptr() for i in self.all}
+        context.memory = {i: inputs[i].untyped_storage() for i in self.held} if self.held else {}
+        looks = self.looks
+        context.looks = {**looks, **{i: look_of(inputs[i]) for i in self.varying}} if self.varying else looks
+
+
+def look_of(tensor: Tensor) -> Look:
+    """What a tensor is but for where it lies."""
+    return tensor.shape, tensor.stride(), tensor.dtype
+
+
+def _known_look(value: Tensor) -> Look | None:
+    look = look_of(value)
+    return look if all(type(n) is int for part in look[:2] for n in part) else None
+
+
+def as_they_are(context: Any, half: Half, values: list[Any], gone: Collection[int]) -> Runner:
+    """What runs a half for a pass in which inputs are elsewhere; of what forward looked at, its ``values`` become what
+    they were. Where it reads variables, it runs call by call, and is given them twice: as they were, and in the end as
+    they are."""
+    at = context.program.at.followed
+    for i in gone:
+        if i in at.looked_at:
+            values[at.looked_at[i]] = _as_it_was(context, i)
+    if at.variables.keys().isdisjoint(gone):
+        return half.run
+    values += [values[k] for k in at.variables.values()]
+    for i, k in at.variables.items():
+        if i in context.memory:
+            values[k] = _as_it_was(context, i)
+    graph = _given_twice(half.graph, [context.program.ins[i] for i in at.variables])
     return lambda own: graph.run(*own)
+
+
+def _as_it_was(context: Any, i: int) -> Tensor:
+    """An input as forward saw it."""
+    memory, (shape, strides, dtype) = context.memory[i], context.looks[i]
+    offset = (context.pointers[i] - memory.data_ptr()) // dtype.itemsize
+    return torch.empty(0, dtype=dtype, device=memory.device).set_(memory, offset, shape, strides)
 
 
 def _given_twice(backward: Graph, variables: Sequence[Input]) -> Graph:
@@ -89,8 +161,14 @@ def _given_twice(backward: Graph, variables: Sequence[Input]) -> Graph:
 
 def moved(context: Any, places: Iterable[int]) -> list[int]:
     """Which inputs of a node, of those at ``places``, lie or look otherwise than when forward saw them."""
-    now, before = context.inputs, context.before
-    return [i for i in places if not (now[i].is_set_to(before[i]) and now[i].dtype == before[i].dtype)]
+    now, pointers, looks = context.inputs, context.pointers, context.looks
+    found = []
+    for i in places:
+        tensor, (shape, strides, dtype) = now[i], looks[i]
+        is_there = tensor.data_ptr() == pointers[i] and tensor.shape == shape and tensor.stride() == strides
+        if not (is_there and tensor.dtype == dtype):
+            found.append(i)
+    return found
 
 
 def require_in_place(context: Any, places: Iterable[int]) -> None:
