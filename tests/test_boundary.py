@@ -128,6 +128,17 @@ def test_one_backward_pass_after_the_other(f, passes):
     torch.testing.assert_close(gradients(fg.jit(f), *passes), gradients(f, *passes))
 
 
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("backend", ["aten", "c"])
+def test_a_gradient_that_is_zeros_without_memory(backend, create_graph):
+    """Forward derivatives begin with such zeros, and backward through them hands them on."""
+    x = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    out = fg.jit(torch.sin, backend=backend)(x)
+    zeros = torch._efficientzerotensor(1, dtype=torch.float64).expand(3)  # type: ignore[attr-defined]
+    (found,) = torch.autograd.grad(out, x, zeros, create_graph=create_graph)
+    assert torch.equal(found, torch.zeros_like(x)) and found.requires_grad == create_graph
+
+
 def test_what_is_unused_is_an_error_as_in_eager_pytorch():
     x, y = leaves()
     with pytest.raises(RuntimeError, match="appears to not have been used"):

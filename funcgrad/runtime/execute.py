@@ -38,6 +38,7 @@ from ..torch_private.autograd import (
     is_executed,
 )
 from ..torch_private.levels import any_mapped
+from ..torch_private.tensors import in_memory
 from .cotangents import Blank, CotangentLayout, Hollow
 from .gates import applied
 from .given_tensors import ahead, is_heard, require_versions, write_back
@@ -381,7 +382,7 @@ def _gradients(ctx: Any, incoming: Sequence[Tensor | None], asked: Callable[[], 
     gradients are asked for."""
     program: Differentiable = ctx.program
     at = program.at
-    cotangents = [incoming[i] for i in at.differentiable]
+    cotangents = [in_memory(incoming[i]) for i in at.differentiable]
     here = [t is not None for t in cotangents]
     result: list[Any] = [None] * len(ctx.inputs)
     if not any(here):

@@ -41,6 +41,11 @@ def is_zero_tensor(tensor: torch.Tensor) -> bool:
 _ZEROS = torch._C.DispatchKeySet(torch._C.DispatchKey.ZeroTensor).raw_repr()
 
 
+def in_memory(value: Any) -> Any:
+    """A value; a tensor that stands for zeros as one that kernels can read."""
+    return value.clone() if isinstance(value, torch.Tensor) and is_zero_tensor(value) else value
+
+
 def is_wrapper_subclass(value: Any) -> bool:
     """Whether a value is a tensor made of others, by ``__tensor_flatten__``."""
     return is_traceable_wrapper_subclass(value)

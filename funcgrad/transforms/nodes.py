@@ -49,9 +49,9 @@ from ..torch_private.levels import (
 )
 from ..torch_private.modes import foreign_trace_active
 from ..torch_private.tensors import (
+    in_memory,
     is_tracked_wrapper,
     is_transform_wrapper,
-    is_zero_tensor,
     unwrap_transform,
     wrapped_value,
 )
@@ -352,10 +352,6 @@ def _reference(value: Any) -> Callable[[], Any]:
     return (lambda: None) if below is None else weakref.ref(below)
 
 
-def _in_memory(value: Any) -> Any:
-    return torch.zeros_like(value) if isinstance(value, Tensor) and is_zero_tensor(value) else value
-
-
 def _called(compiled: Programs, values: Sequence[Any]) -> Any:
     """A call with values of which some may be symbolic zeros: programs take those in memory."""
     if not transforms_or_duals():
@@ -365,7 +361,7 @@ def _called(compiled: Programs, values: Sequence[Any]) -> Any:
         kind, level = innermost_transform()
         if kind == "grad":
             return pure_call(compiled, values, kind, level)
-    return compiled(*map(_in_memory, values))
+    return compiled(*map(in_memory, values))
 
 
 def _one_below(compiled: Programs, level: int, own: Sequence[Any]) -> tuple[Any, ...]:
