@@ -157,6 +157,8 @@ def test_the_third_object_is_a_hit(world: Callable[[], World], monkeypatch: pyte
     [
         "return v * h.c.k * names.a",  # beside one whose class says how it is read
         "return v * (h.c.k if h.c.k else kept(h.c))",  # beside a cache that is not asked
+        "return v * h.c.k * {id(m): 2.0 for m in [names]}.get(id(names), 1.0)",  # beside one whose id is asked
+        "h.known = {id(names): 'names'}; return v * h.c.k * len(h.known)",
     ],
 )
 def test_what_others_read_is_not_asked_of_the_object(read: str) -> None:
@@ -274,7 +276,8 @@ def asked_for(read: str) -> Callable[[], World]:
     def world() -> World:
         objects = [Config(1.5 + i) for i in range(6)]
         h = types.SimpleNamespace(d=objects[3], known={objects[3]: 10.0, objects[1]: 20.0}, found=[objects[3]])
-        space = {"h": h}
+        h.by_id = {id(held): number for held, number in h.known.items()}
+        space = {"h": h, "same": lambda a, b: map(id, [a]).__next__() == id(b)}
         exec(f"def f(v):\n    return {read}", space)
 
         def put(i: int) -> None:
@@ -389,6 +392,10 @@ ASKED = {
     "in a list": "v * 2 if h.c in h.found else v * 3",
     "in a dict": "v * h.known.get(h.c, 3.0)",
     "id": "v * (1.0 if id(h.c) == id(h.d) else 2.0)",
+    "id, kept": "v * h.by_id.get(id(h.c), 3.0)",
+    "id of its attributes": "v * (1.0 if id(h.c.__dict__) == id(h.d.__dict__) else 2.0)",
+    "id by another function": "v * (1.0 if same(h.c, h.d) else 2.0)",
+    "id in a function that is made": "v * (lambda own: h.by_id.get(id(own), 3.0))(h.c)",
     "hash": "v * (1.0 if hash(h.c) == hash(h.d) else 2.0)",
     "text": "v * (1.0 if repr(h.c) == repr(h.d) else 2.0)",
 }

@@ -4,7 +4,8 @@ Python makes a number of what ``__len__``, ``__float__`` and ``__int__`` return,
 functions, and a symbol has a type of its own. The recorded run calls others, and a dry run ``type``. ``length`` stands
 among the globals of the code of which the dry run has heard that it asks a tensor. ``Converted`` is what functions
 load, by a name that nobody else has, where all code that was reached does nothing with the class but to call it, or to
-look at it: to all other code, and to other threads, ``float`` and ``int`` are the classes they are.
+look at it: to all other code, and to other threads, ``float`` and ``int`` are the classes they are. In the same way a
+watch hears of whose ``id`` is asked.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from torch import SymFloat, SymInt, Tensor
 from ..torch_private.fakes import fake_below
 from ..torch_private.optimisers import CONVERTING
 from ..torch_private.symbols import is_size
-from .code import GLOBAL, without_padding
+from .code import GLOBAL, mentions, without_padding
+from .hooks import current_listener
 from .names import LIBRARIES, package
 from .renamed import original, renamed
 
@@ -99,9 +101,17 @@ class _Type(metaclass=TypeOf):
     of = type
 
 
+def identity(of: Any, /) -> int:
+    """``id``."""
+    if (listener := current_listener()) is not None:
+        listener.asked_identity(of)
+    return id(of)
+
+
 _CONVERTED: dict[str, Any] = {"float": _Float, "int": _Int, "type": _Type}
 _TAKE_CLASSES = {"isinstance", "issubclass", "map"}
-_NAMES = {name: f"{name} of funcgrad" for name in _CONVERTED}
+_STAND_INS = {**_CONVERTED, "id": identity}
+_NAMES = {name: f"{name} of funcgrad" for name in _STAND_INS}
 """Under which the code of a recorded run finds them among Python's builtins; they stay there, as functions that a run
 has made may be called after it."""
 
@@ -134,6 +144,12 @@ def converting(functions: Iterable[types.FunctionType]) -> Iterator[tuple[types.
     for function, names in calling:
         if of_these := frozenset(name for name in names if used[id(function.__globals__), name]):
             yield function, of_these
+
+
+def asks_identities(function: types.FunctionType) -> bool:
+    """Whether a function loads Python's ``id``."""
+    is_named = "id" in mentions(original(function.__code__)).globals
+    return is_named and "id" not in function.__globals__ and function.__builtins__ is vars(builtins)  # type: ignore[attr-defined]
 
 
 @functools.lru_cache(maxsize=8192)
@@ -176,7 +192,7 @@ def converting_symbols(functions: Sequence[tuple[types.FunctionType, frozenset[s
     with _lock:
         for function, names in functions:
             for name in names:
-                vars(builtins).setdefault(_NAMES[name], _CONVERTED[name])
+                vars(builtins).setdefault(_NAMES[name], _STAND_INS[name])
             code = original(function.__code__)
             now = _renamed.setdefault(id(function), _Renamed(code))
             now.runs += 1

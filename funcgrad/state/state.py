@@ -23,7 +23,7 @@ from .late import Late
 from .lines import Lines
 from .names import attributes_of, item_name
 from .output import Log, Print
-from .renewed import Brought, Renewed, in_order, items_of, one_by_one, reached_unguarded
+from .renewed import Brought, Renewed, in_order, items_of, one_by_one, parts_of, reached_unguarded
 from .values import entries_of, like, same, same_items
 from .warned import Warn
 from .watch import Watch
@@ -113,8 +113,10 @@ def with_brought(state: State, watch: Watch, places: Iterable[Place], renewed: S
         is_named = function.__name__ in said.globals or any(g.value is function for g in state.guards)
         return is_named or watch.has_as_value(function)
 
-    if watch.reads_past_hooks or asks_for(id) or watch.asks_caches or state.into.written:
+    whose_identity = None if any(g.value is id for g in state.guards) else watch.whose_identity()
+    if watch.reads_past_hooks or whose_identity is None or watch.asks_caches or state.into.written:
         return state  # which objects they are, matters
+    renewed = [own for own in renewed if whose_identity.isdisjoint(id(part) for part, _ in parts_of(own.value))]
     parts = Brought(renewed).parts
     guards = tuple(own for g in state.guards for own in (one_by_one(g) if id(g.place.owner) in parts else [g]))
     led_to = {g.place.identity: g.value for g in guards if g.how == "is"}

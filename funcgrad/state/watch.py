@@ -24,7 +24,7 @@ from ..trees import Container
 from .buffers import held_by, is_buffer
 from .caches import calls_of, entries_of
 from .code import Mentions, loads_of, mentions, together
-from .conversions import Globals, converting, own_names
+from .conversions import Globals, asks_identities, converting, converting_symbols, own_names
 from .files import hearing_of_files, version_of
 from .given import OF_ITEMS, given_of
 from .guards import MISSING, Guard, Met, Place
@@ -80,6 +80,13 @@ class Watch(Unwatched):
         """The globals of code that asked for the ``len`` of a tensor."""
         self._stack = ExitStack()
         self.notes_what_runs = False
+        self.hears_identities = False
+        """Whether it is heard whose ``id`` is asked: that matters where each call may bring another object."""
+        self._hearing = set[types.CodeType]()
+        """The code that tells whose ``id`` it asks."""
+        self._asked: dict[int, Any] = {}
+        """By identity, the objects whose ``id`` was asked."""
+        self._is_inside = False
         self.put_numbers(numbers)
         try:
             self.see(root, "")
@@ -101,10 +108,13 @@ class Watch(Unwatched):
         asks = self.notes_what_runs or self._has_unseen
         if asks or self._is_in_backward:
             self._stack.enter_context(self._noting_what_runs(asks))
-        self._is_running = True
+        self._is_running = self._is_inside = True
+        for function in self._functions:
+            self._hear_identities(function)
         return self
 
     def __exit__(self, *_: Any) -> None:
+        self._is_inside = False
         self._stack.close()
         self.asks_caches = self.asks_caches or any(calls_of(c) != self._calls[id(c)] for c, _, _ in self.caches)
 
@@ -155,6 +165,15 @@ class Watch(Unwatched):
                 yield
         finally:
             self._is_in_backward = False
+
+    def _function(self, function: types.FunctionType, name: str) -> None:
+        super()._function(function, name)
+        self._hear_identities(function)
+
+    def _hear_identities(self, function: types.FunctionType) -> None:
+        if self._is_inside and self.hears_identities and asks_identities(function):
+            self._hearing.add(original(function.__code__))
+            self._stack.enter_context(converting_symbols([(function, frozenset({"id"}))]))
 
     def close(self) -> None:
         """Take all hooks away; none is set any more."""
@@ -227,6 +246,13 @@ class Watch(Unwatched):
     def known(self) -> list[Any]:
         """The objects that can be reached, as far as was looked."""
         return list(self._known.values())
+
+    def whose_identity(self) -> set[int] | None:
+        """The identities of objects whose ``id`` was asked; None where code may have asked without being heard."""
+        ran = [code for code in self._codes if self._ran is None or code in self._ran]
+        if any("id" in mentions(code).globals and code not in self._hearing for code in ran) or self.has_as_value(id):
+            return None
+        return set(self._asked)
 
     def has_as_value(self, function: Any) -> bool:
         """Whether a function that was reached has this one as a default, or closes over it."""
@@ -392,6 +418,10 @@ class Watch(Unwatched):
             self._hear(place.name)
             if (value := place.read()) is not MISSING:  # else it raises: a key that is no text
                 self._guard(Guard.of(place, value))
+
+    def asked_identity(self, of: Any) -> None:
+        """It was asked which object one is."""
+        self._asked[id(of)] = of
 
     def asked_level(self, logger: logging.Logger) -> None:
         """It was asked what a logger lets pass."""
