@@ -9,6 +9,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -80,6 +81,58 @@ def test_a_setting_is_noticed(which: str) -> None:
             assert compiled.cache_info().misses >= 2
     finally:
         put(had)
+
+
+HELD = types.SimpleNamespace(flags=torch.utils.deterministic, name="fill_uninitialized_memory", utils=torch.utils)
+
+
+def sets_attribute() -> None:
+    HELD.flags.fill_uninitialized_memory = False
+
+
+LOOKS: dict[str, Callable[[], bool]] = {
+    "getattr": lambda: getattr(HELD.utils.deterministic, "fill_uninitialized_memory"),
+    "getattr of a name elsewhere": lambda: getattr(torch.utils.deterministic, HELD.name),
+    "an attribute": lambda: HELD.flags.fill_uninitialized_memory,
+}
+SETS: dict[str, Callable[[], Any]] = {
+    "setattr": lambda: setattr(HELD.utils.deterministic, "fill_uninitialized_memory", False),
+    "setattr of a name elsewhere": lambda: setattr(torch.utils.deterministic, HELD.name, False),
+    "an attribute": lambda: sets_attribute(),
+}
+
+
+@pytest.mark.parametrize("which", LOOKS)
+def test_a_flag_is_noticed_of_what_is_held_elsewhere(which: str) -> None:
+    look, x, had = LOOKS[which], torch.ones(2), torch.utils.deterministic.fill_uninitialized_memory
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x * (2 if look() else 3)
+
+    compiled = fg.jit(f)
+    try:
+        for torch.utils.deterministic.fill_uninitialized_memory in (had, not had, had):
+            assert torch.equal(compiled(x), f(x))
+    finally:
+        torch.utils.deterministic.fill_uninitialized_memory = had
+
+
+@pytest.mark.parametrize("which", SETS)
+def test_a_flag_of_what_is_held_elsewhere_is_set_on_each_call(which: str) -> None:
+    write, x, had = SETS[which], torch.ones(2), torch.utils.deterministic.fill_uninitialized_memory
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        write()
+        return x * 2
+
+    compiled = fg.jit(f)
+    try:
+        for _ in range(3):
+            torch.utils.deterministic.fill_uninitialized_memory = True
+            compiled(x)
+            assert not torch.utils.deterministic.fill_uninitialized_memory
+    finally:
+        torch.utils.deterministic.fill_uninitialized_memory = had
 
 
 QUOTIENTS = {

@@ -8,7 +8,7 @@ import builtins
 import functools
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from itertools import pairwise
 from typing import Any
 
@@ -29,7 +29,7 @@ from .names import (
 )
 from .reached import C_FUNCTIONS, Reached
 from .renamed import original
-from .settings import Setting, flag_of, keeps_flags, settings_of
+from .settings import Setting, flag_of, keeps_flags, names_of_flags, settings_of
 from .values import holds_tensors
 
 _STREAMS = {"stdin", "stdout", "stderr"}
@@ -59,6 +59,8 @@ class Mentioned(Reached):
 
     def see(self, value: Any, name: str) -> None:
         """A value can be reached."""
+        if keeps_flags(value):
+            self._keeps_flags(value, name)
         if isinstance(value, types.ModuleType):
             if package(value.__name__) in LIBRARIES:
                 self._libraries.setdefault(id(value), (value, name))
@@ -116,6 +118,9 @@ class Mentioned(Reached):
         self._functions.append(function)
         new = (said.attributes | said.strings | said.assigned) - self._said  # setters and deleters run, too
         self._said |= new
+        self._names_at_will |= said.by_name or said.set_by_name
+        for owner, called in self._flags.values():
+            self._flags_of(owner, called, new)
         for name in new & self._having.keys():
             for kind in list(self._having[name]):
                 self._members_of(kind, {name})
@@ -202,8 +207,18 @@ class Mentioned(Reached):
                 value = vars(owner).get(name) if _is_module_of_library(owner) else None
             for setting in settings_of(value):
                 self._setting(setting)
-            for name in said.assigned if keeps_flags(value) else ():
-                self._flag(flag_of(value, name, joined(called, name)))
+            if keeps_flags(value):
+                self._keeps_flags(value, called)
+
+    def _keeps_flags(self, owner: Any, called: str) -> None:
+        """A module of torch's that keeps flags is reached: code may ask for any that it names, or set it."""
+        if id(owner) not in self._flags:
+            self._flags[id(owner)] = owner, called
+            self._flags_of(owner, called, self._said)
+
+    def _flags_of(self, owner: Any, called: str, names: Set[str]) -> None:
+        for name in names | (names_of_flags(owner) if self._names_at_will else set()):
+            self._flag(flag_of(owner, name, joined(called, name)))
 
     def _flag(self, flag: Setting | None) -> None:
         if flag is not None:

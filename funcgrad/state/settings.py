@@ -6,6 +6,7 @@ from __future__ import annotations
 import decimal
 import functools
 import gc
+import inspect
 import locale
 import operator
 import os
@@ -175,6 +176,12 @@ _flags: dict[tuple[int, str], Setting] = {}
 def keeps_flags(owner: Any) -> bool:
     """Whether it is a module of torch's, or an object in one, whose class may read attributes somewhere else."""
     return type(owner).__module__.startswith(_KEEP_FLAGS)
+
+
+def names_of_flags(owner: Any) -> set[str]:
+    """The flags that its class lists."""
+    names = (name for name in dir(type(owner)) if not name.startswith("__"))
+    return {name for name in names if hasattr(inspect.getattr_static(type(owner), name), "__set__")}
 
 
 def flag_of(owner: Any, name: str, called: str) -> Setting | None:
