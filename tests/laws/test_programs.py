@@ -15,9 +15,10 @@ from .programs import KINDS, STRIDED, report
 from .refusals import CEILINGS, STRIDED_CEILINGS, above, reason_of
 
 EACH = 50
+MORE = [pytest.param(first, marks=pytest.mark.long) for first in (200, 250)]
 
 
-@pytest.mark.parametrize("first", range(0, 300, EACH))
+@pytest.mark.parametrize("first", [*range(0, 200, EACH), *MORE])
 def test_random_programs_do_what_eager_does(first):
     require_agreement(first, EACH, KINDS, CEILINGS)
 

@@ -22,7 +22,7 @@ from .python_source import Call, Part, Program, Unit
 from .python_worlds import COUNTERS, KINDS
 
 
-@pytest.mark.parametrize("seeds", [range(120), pytest.param(range(120, 200), marks=pytest.mark.long)])
+@pytest.mark.parametrize("seeds", [range(90), pytest.param(range(90, 200), marks=pytest.mark.long)])
 def test_random_programs_do_what_eager_does(seeds):
     found = over(examine(seed, shrink="no") for seed in seeds)
     assert not found, "\n".join(found)
@@ -33,7 +33,7 @@ def test_random_programs_with_step_counters_do_what_eager_does():
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("seeds", [range(90), pytest.param(range(90, 150), marks=pytest.mark.long)])
+@pytest.mark.parametrize("seeds", [range(70), pytest.param(range(70, 150), marks=pytest.mark.long)])
 def test_random_programs_that_read_values_do_what_eager_does(seeds):
     found = over((examine(seed, "no", python_reads.KINDS) for seed in seeds), python_reads.CEILINGS)
     assert not found, "\n".join(found)
