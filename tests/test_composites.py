@@ -1,0 +1,116 @@
+"""Functions that PyTorch composes of others in C++ for sizes that are numbers: one program serves all sizes."""
+
+import pytest
+import torch
+from torch import func
+from transformed import F64, data, jit, same
+
+AT = torch.tensor([[0], [1], [1]])
+W = data(4, 5, seed=5)
+
+
+def sliding(x):
+    return torch.stack(torch.gradient(x[:, :3].mT @ x))
+
+
+COMPOSED = {
+    "take_along_dim": lambda x: torch.take_along_dim(x, AT, 0) + x[1:2].take_along_dim(AT % 2, -1),
+    "take_along_dim of all": lambda x: x.take_along_dim(AT),
+    "cov": lambda x: x.cov(),
+    "cov of columns": lambda x: torch.cov(x.mT, correction=0),
+    "cov of one": lambda x: torch.cov(x[:, 0]),
+    "cov of complex ones": lambda x: torch.cov(torch.complex(x, x.cos())).abs(),
+    "corrcoef": lambda x: torch.corrcoef(x),
+    "corrcoef of one": lambda x: x.exp().sum() * torch.corrcoef(x[0]).detach(),
+    "corrcoef of complex ones": lambda x: torch.corrcoef(torch.complex(x, x.cos())).imag,
+    "kron": lambda x: torch.kron(x, x[:2]),
+    "kron of other ranks": lambda x: x.kron(x[:, 0]) + torch.kron(x[0, 0], x[:, 1]).sum(),
+    "kron of transposed ones": lambda x: torch.kron(x.mT, x.mT),
+    "gradient": lambda x: torch.gradient(x, dim=0)[0],
+    "gradient along both": sliding,
+    "gradient of steps": lambda x: sum(torch.gradient(x, spacing=[0.5, 2.0], dim=(1, -2))),
+    "gradient of a step": lambda x: torch.gradient(x, spacing=3, dim=-1)[0],
+    "multi_dot": lambda x: torch.linalg.multi_dot([x.mT, x, W]),
+    "multi_dot of vectors": lambda x: torch.linalg.multi_dot([x[:, 0], x.sin(), x.mT, x, W[:, 0]]),
+    "block_diag": lambda x: torch.block_diag(x, x[0], x[0, 0], torch.ones(2, 1)),
+    "cumprod": lambda x: x.cumprod(0),
+    "cumprod with zeros": lambda x: (x * (torch.arange(x.shape[0]) % 2)[:, None]).cumprod(-2),
+    "cumprod of complex ones": lambda x: torch.complex(x, x.cos()).cumprod(0).imag,
+}  # fmt: skip
+
+
+def total(f):
+    return lambda x: f(x).sin().sum()
+
+
+TRANSFORMS = {
+    "value": lambda f: f,
+    "hessian": lambda f: func.hessian(total(f)),
+    "jacfwd": func.jacfwd,
+    "vmap of grad": lambda f: lambda x: func.vmap(func.grad(total(f)))(torch.stack([x, x.exp()])),
+}
+
+
+@pytest.mark.sweep(6)
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("name", COMPOSED)
+def test_one_program_for_all_sizes(name, transform):
+    eager = TRANSFORMS[transform](COMPOSED[name])
+    compiled = jit(eager)
+    for n in (4, 5, 7, 6):
+        x = data(n, 4, seed=n)
+        found, wanted = compiled(x), eager(x)
+        same(found, wanted)
+        assert found.stride() == wanted.stride()
+    assert compiled.cache_info().misses == 2, compiled.explain_miss(data(9, 4))
+
+
+REFUSED = {
+    "take_along_dim": lambda x: torch.take_along_dim(x, AT[0], 0),
+    "take_along_dim of small ints": lambda x: torch.take_along_dim(x, AT.int(), 0),
+    "take_along_dim out of range": lambda x: torch.take_along_dim(x, AT, 2),
+    "kron": lambda x: torch.kron(x.mT, x),
+    "cov": lambda x: x[None].cov(),
+    "cov of bools": lambda x: (x > 0).cov(),
+    "corrcoef": lambda x: torch.corrcoef(x[None]),
+    "gradient": lambda x: torch.gradient(x[:, :1], dim=1)[0],
+    "gradient twice": lambda x: torch.gradient(x, dim=(0, -2))[0],
+    "gradient out of range": lambda x: torch.gradient(x, dim=2)[0],
+    "gradient of two steps": lambda x: torch.gradient(x, spacing=[1.0, 2.0], dim=0)[0],
+    "multi_dot of one": lambda x: torch.linalg.multi_dot([x]),
+    "multi_dot": lambda x: torch.linalg.multi_dot([x, x, x]),
+    "multi_dot of a batch": lambda x: torch.linalg.multi_dot([x[None], x.mT]),
+    "block_diag": lambda x: torch.block_diag(x, x[None]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_pytorch_refuses(name):
+    f = REFUSED[name]
+    compiled = jit(lambda x: f(x) if x.shape[1] == 4 else x)
+    for n in (3, 5):
+        compiled(data(n, 2))
+    with pytest.raises(Exception) as wanted:
+        f(data(5, 4))
+    with pytest.raises(type(wanted.value)):
+        compiled(data(5, 4))
+
+
+def test_too_few_observations_are_warned_about():
+    compiled = jit(lambda x: torch.cov(x.mT, correction=2) * x.shape[0])
+    for n in (4, 5, 6):
+        same(compiled(data(n, 2)), torch.cov(data(n, 2).mT, correction=2) * n)
+    with pytest.warns(UserWarning, match="degrees of freedom"):
+        found = compiled(data(2, 2))
+    with pytest.warns(UserWarning, match="degrees of freedom"):
+        torch.testing.assert_close(found, torch.cov(data(2, 2).mT, correction=2) * 2, equal_nan=True)
+
+
+def test_the_order_of_products_is_that_of_the_fewest_multiplications():
+    """Another order is another program."""
+    f = lambda x: torch.linalg.multi_dot([W.mT, x.mT, x, W])  # noqa: E731
+    compiled = jit(f)
+    for n in (3, 5, 40, 41, 4, 50):
+        same(compiled(data(n, 4)), f(data(n, 4)))
+    assert compiled.cache_info().misses <= 3
+    assert data(1).dtype == F64
