@@ -143,13 +143,24 @@ class Now:
 
     def one_by_one(self, guards: Iterable[Guard]) -> Iterator[Guard]:
         """Guards, those on the contents of such containers item by item: the objects in them may be others, too."""
-        for guard in guards:
-            yield from one_by_one(guard) if id(guard.place.owner) in self.objects else [guard]
+        return apart_from(guards, self.objects)
 
     def guard(self, guard: Guard) -> Guard:
         """What is asked of the call."""
         place, value = self.place(guard.place), self.of(guard.value) if guard.how == "is" else guard.value
         return guard if place is guard.place and value is guard.value else evolve(guard, place=place, value=value)
+
+
+def apart_from(guards: Iterable[Guard], parts: Collection[int]) -> Iterator[Guard]:
+    """Guards, item by item those on the contents of a container that is among what each call brings (``parts``, by
+    identity), or holds something of it."""
+    for guard in guards:
+        held = guard.value.values() if isinstance(guard.value, Mapping) else guard.value
+        is_copy = guard.how != "is" and isinstance(guard.value, (*_BUILTIN, Mapping))
+        if id(guard.place.owner) in parts or (is_copy and any(id(item) in parts for item in held)):
+            yield from one_by_one(guard)
+        else:
+            yield guard
 
 
 def one_by_one(guard: Guard) -> list[Guard]:

@@ -23,7 +23,7 @@ from .late import Late
 from .lines import Lines
 from .names import attributes_of, item_name
 from .output import Log, Print
-from .renewed import Brought, Renewed, in_order, items_of, one_by_one, parts_of, reached_unguarded
+from .renewed import Brought, Renewed, apart_from, in_order, items_of, parts_of, reached_unguarded
 from .values import entries_of, like, same, same_items
 from .warned import Warn
 from .watch import Watch
@@ -118,7 +118,7 @@ def with_brought(state: State, watch: Watch, places: Iterable[Place], renewed: S
         return state  # which objects they are, matters
     renewed = [own for own in renewed if whose_identity.isdisjoint(id(part) for part, _ in parts_of(own.value))]
     parts = Brought(renewed).parts
-    guards = tuple(own for g in state.guards for own in (one_by_one(g) if id(g.place.owner) in parts else [g]))
+    guards = tuple(apart_from(state.guards, parts))
     led_to = {g.place.identity: g.value for g in guards if g.how == "is"}
     met = [r for r in renewed if isinstance(r.at, str) or led_to.get(r.at.identity) is r.value]
     by_identity: Any = object.__hash__
