@@ -349,6 +349,22 @@ def _diagonal_scatter(x: Tensor, diagonal: Tensor, offset: int = 0, dim1: int = 
     return _below_batches(lambda: _aten.diagonal_scatter.default(*_each_batched([x, diagonal]), offset, *dims))
 
 
+def _select_scatter(x: Tensor, selected: Tensor, dim: int, index: Any) -> Any:
+    return _below_batches(lambda: _aten.select_scatter.default(*_each_batched([x, selected]), dim % x.dim() + 1, index))
+
+
+def _put(x: Tensor, indices: Tensor, values: Tensor, accumulate: bool = False) -> Any:
+    """Into each sample as one row."""
+    rows = [t.reshape(-1) for t in (x, indices, values)]
+
+    def run() -> Any:
+        own, at, given = _each_batched(rows)
+        at = torch.where(at < 0, at + own.shape[1], at)
+        return own.scatter_add(1, at, given) if accumulate else own.scatter(1, at, given)
+
+    return _below_batches(run).view(x.shape)
+
+
 def _cross(a: Tensor, b: Tensor, *, dim: int = -1) -> Any:
     return _in_front(_aten.linalg_cross.default)(a, b, dim=dim if dim < 0 else dim + 1)
 
@@ -410,6 +426,9 @@ OF_BATCHES: dict[Any, Rule] = {
     _aten.unfold_backward.default: _of_look(_aten.unfold_backward.default, 0),
     _aten.diagonal_backward.default: _of_look(_aten.diagonal_backward.default, 1, 2),
     _aten.diagonal_scatter.default: _diagonal_scatter,
+    _aten.select_scatter.default: _select_scatter,
+    _aten.put.default: _put,
+    _aten.put_.default: lambda x, *given: x.copy_(torch.put(x, *given)),
     _aten.native_batch_norm_backward.default: _batch_norm_backward,
     _aten.cat.default: _cat,
     _aten.embedding.default: _embedding,

@@ -154,6 +154,11 @@ def _cumprod_backward(gradient: Tensor, x: Tensor, dim: int, product: Tensor) ->
     return (gradient.unsqueeze(dim) * others).masked_fill(before, 0).sum(dim + 1)
 
 
+def _sgn(x: Tensor) -> Any:
+    """Which the derivative of ``abs`` is, and has none of its own that knows symbols."""
+    return NotImplemented if x.is_complex() else torch.sign(x)
+
+
 COMPOSITES: dict[Any, Callable[..., Any]] = {
     _aten.take_along_dim.default: _take_along_dim,
     _aten.cov.default: _cov,
@@ -163,4 +168,5 @@ COMPOSITES: dict[Any, Callable[..., Any]] = {
     _aten.linalg_multi_dot.default: _multi_dot,
     _aten.block_diag.default: _block_diag,
     _aten.cumprod_backward.default: _cumprod_backward,
+    _aten.sgn.default: _sgn,
 }
