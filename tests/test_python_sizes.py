@@ -91,6 +91,10 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "variance": lambda x: (x - x.sum(0) / x.size(0)).square().sum() / (x.size(0) - 1),
     "where": lambda x: torch.where(torch.arange(x.shape[0])[:, None] < x.shape[0] // 2, x, 0.0),
     "vmap": lambda x: torch.func.vmap(lambda row: row.sin() * x.shape[0])(x),
+    "mask of all rows": lambda x: x[torch.ones(len(x), dtype=torch.bool)].cumsum(0),
+    "mask of all": lambda x: x[torch.zeros_like(x) == 0].cumsum(0),
+    "places of all": lambda x: x.sum() * torch.ones_like(x, dtype=torch.bool).nonzero(),
+    "write to all": lambda x: (x * 2).index_put((torch.ones_like(x, dtype=torch.bool),), x.flatten()),
 }
 SIZES = (8, 12, 6, 20, 32, 14)
 

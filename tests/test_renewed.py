@@ -176,6 +176,29 @@ def test_a_size_is_a_symbol_at_its_second_value_beside_a_list_of_objects_that_is
     assert _same(world).cache_info().misses == 2
 
 
+def test_an_object_all_of_which_is_read_has_a_part_that_is_made_anew() -> None:
+    def world() -> World:
+        h = Config(Config(1.5), n=0)
+
+        def f(v: Tensor) -> Tensor:
+            out = v * h.k.k
+            h.__dict__.update({**h.__dict__, "k": Config(h.k.k), "n": h.n + 1})
+            return out
+
+        return f, [lambda g, i=i: (g(x(i)), h) for i in range(5)]  # type: ignore[misc]
+
+    assert _same(world).cache_info().misses == 2
+
+
+def test_another_object_that_looks_the_same_is_told_from_it() -> None:
+    h = types.SimpleNamespace(c={"k": 1.5, "known": [2]})
+    compiled = fg.jit(lambda v: v * (1.0 if h.c is h.d else 2.0), backend="aten")
+    h.d = h.c
+    compiled(x())
+    h.c = {"k": 1.5, "known": [2]}
+    assert "now another one that looks like it" in compiled.explain_miss(x())
+
+
 def test_a_closure_made_anew_is_a_hit() -> None:
     def world() -> World:
         def call(g: Callable[..., Any], i: int) -> Any:

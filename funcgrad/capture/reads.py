@@ -10,6 +10,7 @@ what was read.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -313,6 +314,8 @@ class Reads:
         """The result of an operator whose size depends on values. Raises ``DynamicOutputShapeException`` where
         nobody knows it."""
         if self.tape.is_constant([*args, *kwargs.values()]):
+            if op is aten.nonzero.default and self.tape.filling(args[0]) is True:
+                return self._all_places(args[0])
             return self._sized_constant(op, args, kwargs)
         try:
             real = self.tape.now(op, args, kwargs) if self._may_read else None
@@ -371,6 +374,15 @@ class Reads:
         for (tensor, _, d), (symbol, _, _) in zip(symbolic, symbols, strict=True):
             self.numbers[symbol] = read
             trace.size_of(symbol, tensor, d)
+
+    def _all_places(self, mask: Tensor) -> Tensor:
+        """Where a mask is true that is true everywhere: as many places as it has elements, at every size."""
+        if not any(isinstance(n, torch.SymInt) for n in mask.shape):
+            return self._sized_constant(aten.nonzero.default, [mask], {})  # type: ignore[no-any-return]
+        with self._trace.tracer:
+            flat = aten.arange.default(math.prod(mask.shape), device=mask.device)
+            steps = [math.prod(mask.shape[d + 1 :]) for d in range(mask.dim())]
+            return torch.stack([flat // step % n for step, n in zip(steps, mask.shape, strict=True)], 1)
 
     def _sized_constant(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         real = self.tape.constant(op, args, kwargs)

@@ -25,7 +25,7 @@ from ..torch_private.modes import without_function_modes
 from ..torch_private.operators import draws_random, is_operator, is_torchs_own, returns_nothing, writes_inputs
 from .autocast import autocast_as
 from .elements import Array, numbers_in
-from .uniform import keeps_uniform
+from .uniform import filled_with, keeps_uniform
 
 aten = torch.ops.aten
 
@@ -132,6 +132,10 @@ class Tape:
         with without_modes(), without_function_modes(), outside_transforms():
             found = numbers_in(constant, lambda fake: self._calls.get(id(fake)), self._numbers)
         return None if found is None else found.item()
+
+    def filling(self, constant: Tensor) -> Any:
+        """The whole number, or bool, that is all over a constant at every size; None where none is known."""
+        return filled_with(constant, lambda fake: self._calls.get(id(fake)))
 
     def is_exact(self, value: Any) -> bool:
         """Whether constants are computed of whole numbers and bools alone: rounding, which a kernel may do

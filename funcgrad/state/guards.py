@@ -382,9 +382,8 @@ class Guard:
         now = self.place.read()
         if self.how in ("a tensor", "shape", "present"):
             return f"is {_shown(now)}"
-        return (
-            f"was {_shown(self.value)}, now {_shown(_COMPARED_AS[self.how](now) if self.how in _COMPARED_AS else now)}"
-        )
+        was, now = _shown(self.value), _shown(_COMPARED_AS[self.how](now) if self.how in _COMPARED_AS else now)
+        return f"was {was}, now {now if now != was else 'another one that looks like it'}"
 
 
 def _shown(value: Any) -> str:
