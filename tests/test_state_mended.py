@@ -559,6 +559,11 @@ def test_a_script_does_what_it_does_in_eager(case):
             "n = 1\n@functools.cache\ndef g():\n    global n\n    n += 1\n    return 2\ndef f(x): return x * g() * n",
             [4, 4],
         ),
+        (
+            "n = 1\n@functools.cache\ndef g():\n    global n\n    n += 1\n    return torch.ones(3)\n"
+            "def f(x): return x * g() * n",
+            [2, 2],
+        ),
     ],
 )
 def test_what_a_cache_does_in_one_call_alone_is_refused(source, want):

@@ -345,6 +345,9 @@ def _require_same_effects(watch: Watch, second: Sequence[Effect]) -> None:
         was, now = list(map(str, first)), list(map(str, second))
         effect = next((e for e in (*was, *now) if (e in was) != (e in now)), "in another order")
         raise refusals.FILLS_CACHE(effect, cache, where=cache)
+    for name, written in watch.keeping_traced if second else ():  # nothing: forgotten after each run, it does all again
+        if (own := next((e for e in second if not written.isdisjoint(re.findall(r"\w+", str(e)))), None)) is not None:
+            raise refusals.FILLS_CACHE(own, name, where=name)
 
 
 def _another_result(facts: Facts, outputs: Sequence[Any], sizes_vary: bool) -> FuncgradError:

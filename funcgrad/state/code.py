@@ -183,6 +183,13 @@ def _texts(steps: Sequence[dis.Instruction]) -> tuple[list[types.CodeType], froz
     return found, frozenset(unseen)
 
 
+def written_by(code: types.CodeType) -> frozenset[str]:
+    """The names under which code writes to Python state: those of containers that it fills among them."""
+    said = mentions(code)
+    filled = (name for name, uses in said.uses.items() if any(use.then != "read" for use in uses))
+    return said.stored.union(said.assigned, filled)
+
+
 @functools.lru_cache(maxsize=8192)
 def loads_of(code: types.CodeType) -> frozenset[int]:
     """Where a code object loads attributes by a name that it mentions."""

@@ -181,6 +181,8 @@ class Reached(Found):
         self.see(cache.__wrapped__, name)
         for result in results_of(cache):
             self.see(result, f"{name}()")
+            if isinstance(result, Tensor):  # the same one as long as it is kept
+                self._value(Place("itself", result, None, f"{name}()"), result)
 
     def _weak(self, reference: weakref.ReferenceType[Any], name: str) -> None:
         """What a weak reference leads to: a program that reads it holds it."""

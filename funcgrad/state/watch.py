@@ -22,8 +22,8 @@ from torch import Tensor
 
 from ..trees import Container
 from .buffers import held_by, is_buffer
-from .caches import calls_of, entries_of
-from .code import Mentions, loads_of, mentions, together
+from .caches import calls_of, entries_of, keeps_traced
+from .code import Mentions, loads_of, mentions, together, written_by
 from .conversions import Globals, asks_identities, converting, converting_symbols, own_names
 from .files import hearing_of_files, version_of
 from .given import OF_ITEMS, given_of
@@ -209,6 +209,13 @@ class Watch(Unwatched):
     def filled(self) -> str | None:
         """The name of a ``functools.lru_cache`` that keeps something since the function runs."""
         return next((name for cache, name, before in self.caches if entries_of(cache).keys() - before), None)
+
+    @property
+    def keeping_traced(self) -> list[tuple[str, frozenset[str]]]:
+        """Each ``functools.lru_cache`` that keeps a tensor of the trace, by its name, and under which names its
+        function writes to Python state."""
+        own = [(c, name) for c, name, _ in self.caches if isinstance(c.__wrapped__, types.FunctionType)]
+        return [(name, written_by(original(c.__wrapped__.__code__))) for c, name in own if keeps_traced(c)]
 
     def forget(self) -> None:
         """What failed keeps no results."""
