@@ -13,6 +13,10 @@ def sliding(x):
     return torch.stack(torch.gradient(x[:, :3].mT @ x))
 
 
+def definite(x):
+    return x @ x.mT + x.shape[0] * torch.eye(x.shape[0], dtype=F64)
+
+
 COMPOSED = {
     "take_along_dim": lambda x: torch.take_along_dim(x, AT, 0) + x[1:2].take_along_dim(AT % 2, -1),
     "take_along_dim of all": lambda x: x.take_along_dim(AT),
@@ -38,6 +42,9 @@ COMPOSED = {
     "glu": lambda x: torch.nn.functional.glu(torch.cat([x, x.cos()]), 0),
     "select_scatter": lambda x: x.select_scatter(x.sum(0), 0, 1) * x,
     "take": lambda x: x.take(AT) + x.sin().take(-1 - AT),
+    "inv": lambda x: torch.linalg.inv(definite(x)),
+    "cholesky": lambda x: torch.linalg.cholesky(definite(x)) @ x,
+    "eigvalsh": lambda x: torch.linalg.eigvalsh(definite(x)),
     "cumprod": lambda x: x.cumprod(0),
     "cumprod with zeros": lambda x: (x * (torch.arange(x.shape[0]) % 2)[:, None]).cumprod(-2),
     "cumprod of complex ones": lambda x: torch.complex(x, x.cos()).cumprod(0).imag,

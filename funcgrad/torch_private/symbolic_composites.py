@@ -170,3 +170,11 @@ COMPOSITES: dict[Any, Callable[..., Any]] = {
     _aten.cumprod_backward.default: _cumprod_backward,
     _aten.sgn.default: _sgn,
 }
+
+
+def keys_of(op: Any) -> tuple[Any, Any]:
+    """Where such a rule stands: at any level of torch.func, and where an operator is composed of others, or is a node
+    of autograd."""
+    key = torch._C.DispatchKey
+    composed = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+    return key.FuncTorchDynamicLayerFrontMode, key.CompositeImplicitAutograd if composed else key.Autograd

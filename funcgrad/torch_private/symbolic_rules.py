@@ -17,7 +17,7 @@ from torch._prims_common import suggest_memory_format
 from torch.autograd import forward_ad
 
 from .symbolic_batches import OF_BATCHES, of_batches
-from .symbolic_composites import COMPOSITES
+from .symbolic_composites import COMPOSITES, keys_of
 from .symbols import known_contiguous, sizes_are_symbols
 
 _aten: Any = torch.ops.aten
@@ -170,12 +170,6 @@ _FORMULAS: dict[Any, Callable[..., Any]] = {
 }
 
 
-def _own_key(op: Any) -> Any:
-    """Where an operator is composed of others, or is a node of autograd."""
-    composed = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
-    return _Key.CompositeImplicitAutograd if composed else _Key.Autograd
-
-
 @functools.cache
 def install() -> None:
     """Let the Python dispatcher find them, from the first trace on in which sizes are symbols."""
@@ -183,7 +177,7 @@ def install() -> None:
         _install(op, _Key.Autograd, _of_tangents(rule))
     _install(_aten.linear.default, _Key.FuncTorchDynamicLayerFrontMode, _linear)
     for op, rule in COMPOSITES.items():
-        for key in (_Key.FuncTorchDynamicLayerFrontMode, _own_key(op)):
+        for key in keys_of(op):
             _install(op, key, rule)
     for op, rule in OF_BATCHES.items():
         _install(op, _Key.FuncTorchBatched, of_batches(rule))
