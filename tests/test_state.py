@@ -880,6 +880,48 @@ def test_floats_in_a_list_are_never_stale(read):
         assert seen(c(X)) == seen(space["f"](X))
 
 
+PAIRS = {
+    "a global": "v = (1.0, 2.0)\ndef put(p):\n    global v; v = p\ndef f(x): return x * v[0] + v[1]",
+    "an attribute": "c = Config()\nc.v = (1.0, 2.0)\ndef put(p): c.v = p\ndef f(x): a, b = c.v; return x * a + b",
+    "an item": "d = {'v': (1.0, 2.0)}\ndef put(p): d['v'] = p\ndef f(x): a, b = d['v']; return x * a + b",
+    "an item of a list": "d = [(1.0, 2.0)]\ndef put(p): d[0] = p\ndef f(x): a, b = d[0]; return x * a + b",
+    "a slot": "c = Slots()\ndef put(p): c.lr = p\nput((1.0, 2.0))\ndef f(x): a, b = c.lr; return x * a + b",
+    "stored": "c = Config()\ndef put(p): c.v = p\nput((1.0, 2.0))\n"
+    "def f(x): a, b = c.v; c.v = (a * 0.5, b); return x * a + b",
+    "all attributes": "c = Config()\ndef put(p): c.v = p\nput((1.0, 2.0))\n"
+    "def f(x): a, b = dict(vars(c))['v']; return x * a + b",
+    "compared": "c = Config()\ndef put(p): c.v = p\nput((1.0, 2.0))\n"
+    "def f(x): return x * c.v[0] if c.v != (3.0, 2.0) and len(c.v) == 2 else x * sum(c.v) + 1",
+    "in backward": "c = Config()\ndef put(p): c.v = p\nput((1.0, 2.0))\n"
+    "def f(x):\n    y = x * 1\n    if y.requires_grad: y.register_hook(lambda g: g * c.v[0])\n    return y * c.v[1]",
+}
+
+
+@pytest.mark.parametrize("source", PAIRS.values(), ids=PAIRS.keys())
+def test_a_float_in_a_tuple_is_a_symbol_at_its_second_value(source):
+    ours, theirs = world(source), world(source)
+    c = fg.jit(ours["f"], backend="aten")
+    for i, first in enumerate((1.0, 1.5, 2.5, 2.5, 3.0, -3.5, 7.0, float("inf"))):
+        for space in (ours, theirs):
+            space["put"]((first, 2.0))
+        x, y = (X.clone().requires_grad_() for _ in range(2))
+        out, want = c(x), theirs["f"](y)
+        if i % 2:
+            ours["put"]((first, 3.0)), theirs["put"]((first, 3.0))  # what backward reads
+        out.sum().backward(), want.sum().backward()
+        assert seen(out) == seen(want) and seen(x.grad) == seen(y.grad)
+        assert all_of(ours)[1] == all_of(theirs)[1]
+    assert c.cache_info().misses <= 4
+
+
+def test_a_tuple_with_a_number_that_is_an_input_stays_the_object_it_is():
+    space = world("c = Config()\nc.v = (1.0, 2.0)\ndef f(x): return x * c.v[0]")
+    c = fg.jit(space["f"], backend="aten")
+    for i in range(4):
+        space["c"].v = own = (1.5 + i, 2.0)
+        assert seen(c(X)) == seen(X * own[0]) and space["c"].v is own
+
+
 def test_a_second_derivative_has_the_number_of_its_forward_pass():
     space = world("c = Config()\ndef f(x):\n    c.lr = c.lr + 1\n    return (x ** 3 * c.lr).sum()")
     c = fg.jit(space["f"])

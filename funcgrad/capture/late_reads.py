@@ -37,7 +37,7 @@ def late_reads(
     stored = {place.location for place in stores}
     return Late(
         tuple(filter(read.guard, guards)),
-        tuple((slot, place) for slot, place in facts.numbers if place.location not in stored and read.place(place)),
+        tuple((slot, place) for slot, place in facts.numbers if not place.is_renewed(stored, ()) and read.place(place)),
         tuple(tensors),
         frozenset(c.slot for c in alone),
         (*filter(read.place, stores), *(Place("itself", own, None, "") for own in contents)),

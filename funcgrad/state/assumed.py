@@ -36,7 +36,7 @@ from .names import (
     uses_of,
 )
 from .reached import CONTAINERS
-from .values import holds_tensors, is_plain, shape_of
+from .values import holds_symbols, holds_tensors, is_plain, shape_of
 
 _OF_ITEMS = ("__getitem__", "__missing__")
 _MOST_KEPT = 64
@@ -259,7 +259,7 @@ class Assumed(Mentioned):
                     self._value(place, value)
             return
         self._refuse_iterators([met])
-        if any(Place("item", container, key, "").identity in self.stand_ins for key, _ in met.items):
+        if any(Place("item", container, k, "").identity in self.stand_ins or holds_symbols(v) for k, v in met.items):
             shape = shape_of(met.before, type(container))
             self._guard(Guard(Place("itself", container, None, met.name), shape, "shape"))
             for key, value in met.items:

@@ -74,6 +74,8 @@ class Found:
         self._said: set[str] = set()
         self.numbers: dict[Any, tuple[Place, Any]] = {}
         """Numbers that are inputs, and where they live."""
+        self._tuples: dict[Any, tuple[Place, Any]] = {}
+        """Tuples in which something stands for a number, and where they live."""
         self.stand_ins: dict[Any, list[Any]] = {}
         """By the identity of such a place, what stood there for the number, in one of the runs."""
         self.stood_in: dict[int, tuple[Any, Any]] = {}

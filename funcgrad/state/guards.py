@@ -76,8 +76,10 @@ class Place:
         return self.kind, owner, (type(self.key), self.key) if isinstance(self.key, Hashable) else id(self.key)
 
     @property
-    def location(self) -> tuple[str, int, Any]:
+    def location(self) -> tuple[str, Any, Any]:
         """Where it is now: the same for places that are reached in different ways."""
+        if self._tuple is not None:  # another one with each item that is put there
+            return self.kind, self.owner.location, self.identity[2]
         return self.kind, id(self._held()), self.identity[2]
 
     def is_renewed(self, stored: Collection[Any], refilled: Collection[int]) -> bool:
@@ -109,16 +111,26 @@ class Place:
         return self.owner.read() if isinstance(self.owner, Place) else self.owner
 
     @property
+    def _tuple(self) -> tuple[Any, ...] | None:
+        """The tuple that it is an item of, if that lives at a place."""
+        held = self.owner.read() if self.kind == "item" and isinstance(self.owner, Place) else None
+        return held if type(held) is tuple else None
+
+    @property
     def is_writable(self) -> bool:
         """Whether another value can be put there, and nothing else happens: what a tuple holds stays, and a class of
-        the caller's may say what it is to put an item into a container."""
+        the caller's may say what it is to put an item into a container. Where a tuple lives, another one can."""
+        if self._tuple is not None:
+            return bool(self.owner.is_writable)
         if self.kind == "item":
             return isinstance(getattr(type(self._held()), "__setitem__", None), types.WrapperDescriptorType)
         return self.kind in ("slot", "cell")
 
     def write(self, value: Any) -> None:
         """Put a value there; ``MISSING`` takes away what is there."""
-        if value is MISSING:
+        if (held := self._tuple) is not None:
+            self.owner.write((*held[: self.key], value, *held[self.key + 1 :]))
+        elif value is MISSING:
             _DELETE[self.kind](self._held(), self.key)
         else:
             _WRITE[self.kind](self._held(), self.key, value)

@@ -46,7 +46,7 @@ from .names import (
 )
 from .output import keeps
 from .settings import DECIMALS
-from .values import PLAIN, TORCH_PLAIN, compared_fields, copied, holds_tensors, length_of, shape_of
+from .values import PLAIN, TORCH_PLAIN, compared_fields, copied, holds_symbols, holds_tensors, length_of, shape_of
 
 AT_MOST = 20_000
 """Items of a container that is watched."""
@@ -88,7 +88,7 @@ class Reached(Found):
             return
         if is_iterator(value):
             raise refuse_iterator(place.name)  # before it goes on
-        if holds_tensors(value) and place.kind != "itself":
+        if (holds_tensors(value) or holds_symbols(value)) and place.kind != "itself":
             self._structure(place, value)
             return
         # what is registered changes the dict, which is watched itself

@@ -145,8 +145,14 @@ def _shows(effect: Effect, brought: Brought) -> bool:
 
 
 def of_numbers(guard: Guard) -> list[Guard]:
-    """Of a guard on the contents of a container, in which only numbers are others now (and tensors, where these may
-    be): those on each of them."""
+    """Of a guard on the contents of a container, or on a tuple, in which only numbers are others now (and tensors,
+    where these may be): those on each of them."""
+    place = guard.place
+    if type(guard.value) is tuple and guard.how == "equal":
+        was, now = guard.value, place.read()
+        if type(now) is not tuple or len(now) != len(was):
+            return []
+        return _on_numbers({i: Place("item", place, i, item_name(place.name, i)) for i in range(len(was))}, was, now)
     owner, was, how = guard.place.read(), guard.value, guard.how.removeprefix("like ")
     if how not in ("items", "entries") or not isinstance(owner, (dict, list, deque)):
         return []  # what is not written to by its keys holds no symbols
@@ -156,9 +162,22 @@ def of_numbers(guard: Guard) -> list[Guard]:
         return []
     fits = same if how == guard.how else like
     others = [key for key in keys if now[key] is not was[key] and not fits(was[key], now[key])]
-    if any(type(was[key]) not in (int, float) or type(now[key]) is not type(was[key]) for key in others):
-        return []
-    return [Guard.of(Place("item", owner, key, item_name(guard.place.name, key)), was[key]) for key in others]
+    return _on_numbers({key: Place("item", owner, key, item_name(place.name, key)) for key in others}, was, now)
+
+
+def _on_numbers(places: Mapping[Any, Place], was: Any, now: Any) -> list[Guard]:
+    """Guards on what lives at the places of items, where these are other numbers; none where any is something else."""
+    found: list[Guard] = []
+    for key, place in places.items():
+        if same(was[key], now[key]):
+            continue
+        own = Guard.of(place, was[key])
+        is_number = type(was[key]) in (int, float) and type(now[key]) is type(was[key])
+        inner = [own] if is_number else of_numbers(own)
+        if not inner:
+            return []
+        found += inner
+    return found
 
 
 def print_guards(

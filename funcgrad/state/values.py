@@ -42,6 +42,11 @@ def same(was: Any, now: Any) -> bool:
     return is_plain(was) and bool(was == now)
 
 
+def holds_symbols(value: Any) -> bool:
+    """Whether a tuple holds what stands for a number."""
+    return type(value) is tuple and any(isinstance(item, (torch.SymFloat, torch.SymInt)) for item in value)
+
+
 def holds_tensors(value: Any, within: tuple[int, ...] = ()) -> bool:
     """Whether a builtin container holds a tensor, at any depth; not one that holds itself."""
     if isinstance(value, Tensor):

@@ -47,7 +47,7 @@ from .names import (
 )
 from .renamed import original
 from .unwatched import Unwatched
-from .values import copied
+from .values import copied, same
 
 Converting = list[tuple[types.FunctionType, frozenset[str]]]
 
@@ -190,6 +190,8 @@ class Watch(Unwatched):
     def put_numbers(self, numbers: Sequence[tuple[Place, Any]]) -> list[tuple[Place, Any, Any]]:
         """Put what stands for numbers of Python state in their places; returns what was there, and what is now."""
         put = [(place, place.read(), stand_in) for place, stand_in in numbers]
+        for place in (place.owner for place, _ in numbers if isinstance(place.owner, Place)):
+            self._tuples.setdefault(place.identity, (place, place.read()))
         for place, stand_in in numbers:
             number = self.number(place.read())
             self.numbers[place.identity] = place, number
@@ -203,6 +205,10 @@ class Watch(Unwatched):
         """The numbers are in their places again."""
         for place, number in self.numbers.values():
             place.write(number)
+        for place, held in self._tuples.values():
+            if same(held, place.read()):
+                place.write(held)
+        self._tuples.clear()
         self.numbers.clear()
 
     @property
