@@ -104,8 +104,6 @@ class Found:
         """Modules of libraries that code has as values (``self.F = torch.nn.functional``), each with a name."""
         self._flags: dict[int, tuple[Any, str]] = {}
         """What keeps flags of torch's, each with a name."""
-        self._names_at_will = False
-        """Whether attributes may be meant whose names stand nowhere."""
         self._is_closed = False
         self._is_in_backward = False
         self.ran_in_backward: set[types.CodeType] | None = set()

@@ -57,6 +57,9 @@ def _is_module_of_library(value: Any) -> bool:
 class Mentioned(Reached):
     """Looks into functions and modules."""
 
+    _names_at_will = False
+    """Whether code may mean attributes whose names stand nowhere."""
+
     def see(self, value: Any, name: str) -> None:
         """A value can be reached."""
         if keeps_flags(value):
