@@ -167,7 +167,7 @@ class DryRun:
         arguments = inputs.objects
         self.watch = trace.watch = Watch(root, arguments, inputs.numbers(stand_ins))
         asks_types = inputs.has_symbols and bool(self.watch.said.types)
-        self.watch.hears_identities = bool(inputs.renewed)
+        self.watch.identities.matter = bool(inputs.renewed)
         self.watch.notes_what_runs = self._notes or bool(inputs.renewed) or asks_types
         containers = inputs.containers(args, kwargs)
         self._given, unseen = self.watch.give(containers), contents_of(containers)

@@ -24,11 +24,12 @@ from ..trees import Container
 from .buffers import held_by, is_buffer
 from .caches import calls_of, entries_of, keeps_traced
 from .code import Mentions, loads_of, mentions, together, written_by
-from .conversions import Globals, asks_identities, converting, converting_symbols, own_names
+from .conversions import Globals, converting, own_names
 from .files import hearing_of_files, version_of
 from .given import OF_ITEMS, given_of
 from .guards import MISSING, Guard, Met, Place
 from .hooks import hooked_process, listening, unhook
+from .identities import Identities
 from .impure import Generator, asks_clock, levels_of, put_back
 from .lines import Lines
 from .names import (
@@ -80,13 +81,7 @@ class Watch(Unwatched):
         """The globals of code that asked for the ``len`` of a tensor."""
         self._stack = ExitStack()
         self.notes_what_runs = False
-        self.hears_identities = False
-        """Whether it is heard whose ``id`` is asked: that matters where each call may bring another object."""
-        self._hearing = set[types.CodeType]()
-        """The code that tells whose ``id`` it asks."""
-        self._asked: dict[int, Any] = {}
-        """By identity, the objects whose ``id`` was asked."""
-        self._is_inside = False
+        self.identities = Identities()
         self.put_numbers(numbers)
         try:
             self.see(root, "")
@@ -108,13 +103,11 @@ class Watch(Unwatched):
         asks = self.notes_what_runs or self._has_unseen
         if asks or self._is_in_backward:
             self._stack.enter_context(self._noting_what_runs(asks))
-        self._is_running = self._is_inside = True
-        for function in self._functions:
-            self._hear_identities(function)
+        self._stack.enter_context(self.identities.heard(self._functions))
+        self._is_running = True
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self._is_inside = False
         self._stack.close()
         self.asks_caches = self.asks_caches or any(calls_of(c) != self._calls[id(c)] for c, _, _ in self.caches)
 
@@ -168,12 +161,7 @@ class Watch(Unwatched):
 
     def _function(self, function: types.FunctionType, name: str) -> None:
         super()._function(function, name)
-        self._hear_identities(function)
-
-    def _hear_identities(self, function: types.FunctionType) -> None:
-        if self._is_inside and self.hears_identities and asks_identities(function):
-            self._hearing.add(original(function.__code__))
-            self._stack.enter_context(converting_symbols([(function, frozenset({"id"}))]))
+        self.identities.listen(function)
 
     def close(self) -> None:
         """Take all hooks away; none is set any more."""
@@ -245,13 +233,17 @@ class Watch(Unwatched):
     @property
     def said_by_what_ran(self) -> Mentions:
         """What the code mentions that ran, as far as that was noted."""
-        return together([mentions(code) for code in self._codes if self._ran is None or code in self._ran])
+        return together([mentions(code) for code in self._what_ran])
+
+    @property
+    def _what_ran(self) -> list[types.CodeType]:
+        return [code for code in self._codes if self._ran is None or code in self._ran]
 
     @property
     def reads_past_hooks(self) -> bool:
         """Whether code that ran reads attributes where no hook hears of it, but for those of a class that says itself
         how they are read (``super().__getattribute__(name)``)."""
-        ran = [code for code in self._codes if self._ran is None or code in self._ran]
+        ran = self._what_ran
         own = [code for code in ran if code.co_name == "__getattribute__" and "super" in mentions(code).globals]
         return any(mentions(code).past_hooks for code in ran if code not in own)
 
@@ -262,10 +254,7 @@ class Watch(Unwatched):
 
     def whose_identity(self) -> set[int] | None:
         """The identities of objects whose ``id`` was asked; None where code may have asked without being heard."""
-        ran = [code for code in self._codes if self._ran is None or code in self._ran]
-        if any("id" in mentions(code).globals and code not in self._hearing for code in ran) or self.has_as_value(id):
-            return None
-        return set(self._asked)
+        return None if self.has_as_value(id) else self.identities.asked(self._what_ran)
 
     def has_as_value(self, function: Any) -> bool:
         """Whether a function that was reached has this one as a default, or closes over it."""
@@ -434,7 +423,7 @@ class Watch(Unwatched):
 
     def asked_identity(self, of: Any) -> None:
         """It was asked which object one is."""
-        self._asked[id(of)] = of
+        self.identities.note(of)
 
     def asked_level(self, logger: logging.Logger) -> None:
         """It was asked what a logger lets pass."""

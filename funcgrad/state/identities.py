@@ -1,0 +1,51 @@
+"""Whose ``id`` code asks in a run: where each call may bring another object, that object alone has to be the one it
+was."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from .code import mentions
+from .conversions import asks_identities, converting_symbols
+from .renamed import original
+
+
+class Identities:
+    """The objects whose ``id`` was asked, and the code that tells."""
+
+    def __init__(self) -> None:
+        self.matter = False
+        """Whether any call may bring another object: else nothing is listened to."""
+        self._stack: contextlib.ExitStack | None = None
+        self._telling = set[types.CodeType]()
+        self._asked: dict[int, Any] = {}
+
+    @contextlib.contextmanager
+    def heard(self, functions: Iterable[types.FunctionType]) -> Iterator[None]:
+        """Inside, these functions tell, and those that are reached meanwhile (``listen``)."""
+        with contextlib.ExitStack() as self._stack:
+            try:
+                for function in functions:
+                    self.listen(function)
+                yield
+            finally:
+                self._stack = None
+
+    def listen(self, function: types.FunctionType) -> None:
+        """Let a function tell, if it runs."""
+        if self._stack is not None and self.matter and asks_identities(function):
+            self._telling.add(original(function.__code__))
+            self._stack.enter_context(converting_symbols([(function, frozenset({"id"}))]))
+
+    def note(self, of: Any) -> None:
+        """It was asked which object one is."""
+        self._asked[id(of)] = of
+
+    def asked(self, ran: Iterable[types.CodeType]) -> set[int] | None:
+        """Which; None where code that ran may have asked and told nobody."""
+        if any("id" in mentions(code).globals and code not in self._telling for code in ran):
+            return None
+        return set(self._asked)
