@@ -165,10 +165,9 @@ class DryRun:
         )
         leaves_given, paths_given = flatten_arguments(inputs.names, args, kwargs)
         arguments = inputs.objects
-        self.watch = trace.watch = Watch(root, arguments, inputs.numbers(stand_ins))
+        self.watch = trace.watch = Watch(root, arguments, inputs.numbers(stand_ins), bool(inputs.renewed))
         asks_types = inputs.has_symbols and bool(self.watch.said.types)
-        self.watch.identities.matter = bool(inputs.renewed)
-        self.watch.notes_what_runs = self._notes or bool(inputs.renewed) or asks_types
+        self.watch.notes_what_runs = self._notes or self.watch.identities.matter or asks_types
         containers = inputs.containers(args, kwargs)
         self._given, unseen = self.watch.give(containers), contents_of(containers)
         trace.reals = {id(m.seen): real for m, real in ((self._mirrored[id(t)], t) for _, t in self._reals)}

@@ -14,11 +14,11 @@ from .renamed import original
 
 
 class Identities:
-    """The objects whose ``id`` was asked, and the code that tells."""
+    """The objects whose ``id`` was asked, and the code that tells. ``matter``: whether any call may bring another
+    object; else nothing is listened to."""
 
-    def __init__(self) -> None:
-        self.matter = False
-        """Whether any call may bring another object: else nothing is listened to."""
+    def __init__(self, matter: bool) -> None:
+        self.matter = matter
         self._stack: contextlib.ExitStack | None = None
         self._telling = set[types.CodeType]()
         self._asked: dict[int, Any] = {}

@@ -71,17 +71,22 @@ class Watch(Unwatched):
     say what was read, ``met`` what was there.
 
     ``root``: the function. ``arguments``: those that are no tensors, by name. ``numbers``: see ``put_numbers``.
+    ``hears_identities``: whether it is heard whose ``id`` is asked, where each call may bring another object.
     """
 
     def __init__(
-        self, root: Callable[..., Any], arguments: Sequence[tuple[str, Any]], numbers: Sequence[tuple[Place, Any]] = ()
+        self,
+        root: Callable[..., Any],
+        arguments: Sequence[tuple[str, Any]],
+        numbers: Sequence[tuple[Place, Any]] = (),
+        hears_identities: bool = False,
     ) -> None:
         super().__init__(root)
         self.measuring: list[Globals] = []
         """The globals of code that asked for the ``len`` of a tensor."""
         self._stack = ExitStack()
         self.notes_what_runs = False
-        self.identities = Identities()
+        self.identities = Identities(hears_identities)
         self.put_numbers(numbers)
         try:
             self.see(root, "")

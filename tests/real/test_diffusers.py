@@ -33,7 +33,8 @@ def test_a_unet_learns_to_denoise(train):
 
 @pytest.mark.parametrize("scheduler", ["EulerDiscreteScheduler", "DDIMScheduler"])
 def test_a_sampler_makes_its_schedule(scheduler):
-    """Some compute it with NumPy, of a table that they keep."""
+    """Some compute it with NumPy, of a table that they keep: the first call is traced again where a kernel rounds that
+    otherwise. The first call finds no step, the next ones the last of the one before."""
 
     def make():
         sampler, net = getattr(diffusers, scheduler)(num_train_timesteps=20), torch.nn.Conv2d(2, 2, 3, padding=1)
@@ -46,4 +47,4 @@ def test_a_sampler_makes_its_schedule(scheduler):
 
         return World(sample, lambda step: (torch.randn(1, 2, 4, 4),), [net])
 
-    check_steps(make, programs=1)
+    check_steps(make, programs=4 if scheduler == "EulerDiscreteScheduler" else 1)

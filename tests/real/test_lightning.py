@@ -95,3 +95,17 @@ def test_a_metric_counts_its_updates():
     ours, eager = metrics
     assert ours.update_count == 6 and eager.update_count == 5  # ours went through one step more
     assert ours.total == eager.total + 7
+
+
+def test_a_metric_that_selects_by_a_mask_of_all_is_few_programs():
+    torchmetrics = pytest.importorskip("torchmetrics", reason="pip install funcgrad[real]")
+
+    def make():
+        metric = torchmetrics.text.Perplexity()
+
+        def arguments(step):
+            return torch.randn(2, 4 + step, 5), torch.randint(0, 5, (2, 4 + step))
+
+        return World(lambda x, y: metric(x, y), arguments, [metric])
+
+    check_steps(make, programs=3)  # its count of updates is a symbol at its third value

@@ -4,6 +4,7 @@ library is needed."""
 import pytest
 import torch
 from steps import World, check_steps
+from torch import distributions as D
 from torch import nn
 from torch.nn import functional as F
 
@@ -162,3 +163,63 @@ def test_a_chain_is_sampled():
         return World(chain, lambda step: (torch.randn(()),))
 
     check_steps(make, programs=5)
+
+
+def test_a_step_of_training_with_clipped_gradients_and_a_one_cycle_schedule():
+    """The schedule sets the rate, and a momentum in a tuple."""
+
+    def make():
+        model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 1))
+        optimiser = torch.optim.AdamW(model.parameters(), 0.01)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 0.1, total_steps=30)
+
+        def step(x):
+            loss = model(x).square().mean()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimiser.step()
+            optimiser.zero_grad()
+            schedule.step()
+            return loss.detach()
+
+        return World(step, lambda step: (torch.randn(5 + step, 4),), [model], lambda _: None)
+
+    check_steps(make, programs=3)
+
+
+def test_variational_inference_of_a_linear_model():
+    def make():
+        guide = nn.ParameterDict({"loc": torch.zeros(3), "scale": torch.zeros(3, 3)})
+
+        def loss(x, y):
+            scale = torch.tril(guide["scale"], -1) + torch.diag(F.softplus(torch.diagonal(guide["scale"])))
+            posterior = D.MultivariateNormal(guide["loc"], scale_tril=scale)
+            w = posterior.rsample((4,))
+            likely = D.Normal(x @ w.T, 0.5).log_prob(y[:, None]).sum(0)
+            prior = D.Independent(D.Normal(torch.zeros(3), torch.ones(3)), 1).log_prob(w)
+            return -(likely + prior - posterior.log_prob(w)).mean()
+
+        return World(loss, lambda step: (torch.randn(6 + step, 3), torch.randn(6 + step)), [guide])
+
+    check_steps(make, programs=2)
+
+
+def test_a_policy_learns_from_batches_of_other_sizes():
+    def make():
+        policy, value = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3)), nn.Linear(4, 1)
+
+        def loss(seen, acted, before, gained, better):
+            chosen = D.Categorical(logits=policy(seen))
+            better = (better - better.mean()) / (better.std() + 1e-8)
+            ratio = (chosen.log_prob(acted) - before).exp()
+            surrogate = torch.min(ratio * better, ratio.clamp(0.8, 1.2) * better)
+            of_value = F.mse_loss(value(seen).squeeze(-1), gained)
+            return -surrogate.mean() + 0.5 * of_value - 0.01 * chosen.entropy().mean()
+
+        def arguments(step):
+            n = 8 + step
+            return torch.randn(n, 4), torch.randint(0, 3, (n,)), *(torch.randn(n) for _ in range(3))
+
+        return World(loss, arguments, [policy, value])
+
+    check_steps(make, programs=2)
