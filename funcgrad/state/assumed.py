@@ -89,8 +89,8 @@ class Assumed(Mentioned):
         for key in [key for key, guard in self._guards.items() if not guard.holds()]:  # read after it was written
             del self._guards[key]
         self._guard_no_items_of_logs()
-        for cache, name, _ in self.caches if "cache_clear" not in said.attributes else ():
-            self._guard_cache(cache, name)
+        for cache in self.caches if "cache_clear" not in said.attributes else ():
+            self._guard_cache(cache.function, cache.name)
         names = said.attributes | said.strings | said.assigned
         own = self._own_mentions()  # packages ask for their own
         of_types = "type" in own.globals or "__class__" in own.attributes or own.past_hooks

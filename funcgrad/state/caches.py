@@ -7,12 +7,38 @@ import types
 from typing import Any
 
 import torch
+from attrs import frozen
 
 from ..subclasses import is_traced
 from ..trees import flatten
 
 _LINK = "_lru_list_elem"
 """The type of what holds the result, in a cache that keeps so many at most."""
+
+
+@frozen
+class Cache:
+    """A function with an ``lru_cache`` that was met, by this name, with the arguments whose results it kept, and how
+    often it had been asked."""
+
+    function: Any
+    name: str
+    before: frozenset[Any]
+    calls: int
+
+    @staticmethod
+    def of(function: Any, name: str) -> Cache:
+        return Cache(function, name, frozenset(entries_of(function)), calls_of(function))
+
+    @property
+    def was_asked(self) -> bool:
+        """Since then."""
+        return calls_of(self.function) != self.calls
+
+    @property
+    def was_filled(self) -> bool:
+        """Whether it keeps more since then."""
+        return bool(entries_of(self.function).keys() - self.before)
 
 
 def entries_of(cache: Any) -> dict[Any, Any]:

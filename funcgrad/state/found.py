@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from .caches import Cache
 from .guards import Guard, Met, Place
 from .impure import Generator, global_generators
 from .lines import reading_line
@@ -82,10 +83,7 @@ class Found:
         """By identity, what stood for such a number in one of the runs, and the number."""
         self._looked_into: set[tuple[int, frozenset[str], bool]] = set()
         """Modules, each with the names that were looked for; modules mention each other in circles."""
-        self.caches: list[tuple[Any, str, frozenset[Any]]] = []
-        """Functions with a ``functools.lru_cache``, each with the arguments whose results it kept."""
-        self._calls: dict[int, int] = {}
-        """By their identities, how often these were asked before."""
+        self.caches: list[Cache] = []
         self.asks_caches = False
         """Whether one of them was asked in the run."""
         self.heard: dict[str, list[str]] = {}

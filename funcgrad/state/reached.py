@@ -24,7 +24,7 @@ from torch import SymFloat, SymInt, Tensor
 from ..torch_private.modules import HOOKS_OF_ALL_MODULES
 from ..torch_private.tensors import is_wrapper_subclass
 from .buffers import BUFFERS, held_by, is_buffer
-from .caches import calls_of, entries_of, results_of
+from .caches import Cache, results_of
 from .found import Found
 from .guards import MISSING, Guard, Met, Place
 from .hooks import can_be_hooked, hook
@@ -176,8 +176,7 @@ class Reached(Found):
 
     def _cache(self, cache: Any, name: str) -> None:
         """A function that keeps its results: those of the trace are no others'."""
-        self.caches.append((cache, name, frozenset(entries_of(cache))))
-        self._calls[id(cache)] = calls_of(cache)
+        self.caches.append(Cache.of(cache, name))
         self.see(cache.__wrapped__, name)
         for result in results_of(cache):
             self.see(result, f"{name}()")

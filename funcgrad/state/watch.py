@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..trees import Container
 from .buffers import held_by, is_buffer
-from .caches import calls_of, entries_of, keeps_traced
+from .caches import keeps_traced
 from .code import Mentions, loads_of, mentions, together, written_by
 from .conversions import Globals, converting, own_names
 from .files import hearing_of_files, version_of
@@ -114,7 +114,7 @@ class Watch(Unwatched):
 
     def __exit__(self, *_: Any) -> None:
         self._stack.close()
-        self.asks_caches = self.asks_caches or any(calls_of(c) != self._calls[id(c)] for c, _, _ in self.caches)
+        self.asks_caches = self.asks_caches or any(cache.was_asked for cache in self.caches)
 
     @property
     def _has_unseen(self) -> bool:
@@ -207,20 +207,20 @@ class Watch(Unwatched):
     @property
     def filled(self) -> str | None:
         """The name of a ``functools.lru_cache`` that keeps something since the function runs."""
-        return next((name for cache, name, before in self.caches if entries_of(cache).keys() - before), None)
+        return next((cache.name for cache in self.caches if cache.was_filled), None)
 
     @property
     def keeping_traced(self) -> list[tuple[str, frozenset[str]]]:
         """Each ``functools.lru_cache`` that keeps a tensor of the trace, by its name, and under which names its
         function writes to Python state."""
-        own = [(c, name) for c, name, _ in self.caches if isinstance(c.__wrapped__, types.FunctionType)]
+        own = [(c.function, c.name) for c in self.caches if isinstance(c.function.__wrapped__, types.FunctionType)]
         return [(name, written_by(original(c.__wrapped__.__code__))) for c, name in own if keeps_traced(c)]
 
     def forget(self) -> None:
         """What failed keeps no results."""
-        for cache, _, before in self.caches:
-            if entries_of(cache).keys() - before:
-                cache.cache_clear()
+        for cache in self.caches:
+            if cache.was_filled:
+                cache.function.cache_clear()
 
     def put_draws_back(self) -> list[Generator]:
         """The generators that are not torch's and have drawn, as they were before."""

@@ -113,7 +113,7 @@ class Written:
             if not same(before, now := setting.place.read()):
                 self._place(setting.place, before, now)
         self.effects += [self._with_texts(effect, shown) for effect in effects_of(printed)]
-        self._back.extend(cache.cache_clear for cache, _, _ in watch.caches if keeps_traced(cache))
+        self._back.extend(c.function.cache_clear for c in watch.caches if keeps_traced(c.function))
 
     @property
     def made(self) -> Collection[int]:
