@@ -62,6 +62,14 @@ def version_of(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
+def versions_of(values: Sequence[Any]) -> list[int]:
+    """The same of the tensors among some values, 0 for the others."""
+    try:
+        return [v._version if isinstance(v, torch.Tensor) else 0 for v in values]
+    except RuntimeError:  # an inference tensor
+        return [version_of(v) if isinstance(v, torch.Tensor) else 0 for v in values]
+
+
 def versions_of_saved(saved: Sequence[torch.Tensor]) -> tuple[int, ...]:
     """The same of tensors that autograd has saved, of which none is an inference tensor."""
     return tuple([t._version for t in saved])

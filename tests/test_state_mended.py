@@ -1606,3 +1606,44 @@ def test_a_tuple_that_has_no_length():
     for _ in range(2):
         torch.testing.assert_close(compiled(torch.ones(2)), torch.full((2,), 2.0))
     assert compiled.cache_info().misses == 1
+
+
+def test_a_full_deque_that_an_append_leaves_as_it_was():
+    def made():
+        recent = collections.deque([4.0, 4.0], maxlen=2)
+
+        def step(x):
+            recent.appendleft(4.0)
+            return x * 1.0
+
+        return step, recent
+
+    (step, ours), (expected, eager) = made(), made()
+    compiled = fg.jit(step, backend="aten")
+    for first in (None, 7.0, None):
+        if first is not None:
+            ours[0] = eager[0] = first
+        compiled(X)
+        expected(X)
+        assert ours == eager
+
+
+def test_a_store_that_changes_nothing_does_where_another_tensor_lives():
+    class Kept:
+        def __init__(self):
+            self.last, self.weight = torch.zeros(3), torch.ones(3)
+
+    kept = Kept()
+
+    def step(x):
+        kept.last = kept.weight
+        return x * 1.0
+
+    compiled = fg.jit(step, backend="aten")
+    compiled(X)
+    kept = Kept()
+    compiled(X)
+    compiled(X.clone().requires_grad_())  # it is the weight by then
+    kept.last = kept.weight.view(3)
+    compiled(X.clone().requires_grad_())
+    assert kept.last is kept.weight

@@ -47,8 +47,16 @@ def other_places(
     renewed = {id(t) for place, t in unused if place.is_renewed(stored, refilled)}
     guards = [Guard(p, None, "a tensor") if id(t) in renewed else Guard(p, weakref.ref(t), "tensor") for p, t in unused]
     origins = [(c.origin, c.tensor) for c in facts.captured if isinstance(c.origin, Place)]
-    for place, t in unused if watch.said.compares_objects else ():
-        others = [(p, o is t) for p, o in (*held, *origins) if p.identity != place.identity] if id(t) in renewed else []
+    compares, kept = watch.said.compares_objects, {place.identity for place, _ in left}
+    for place, t in unused:
+        if id(t) not in renewed:
+            continue
+        others = [
+            (p, o is t)
+            for p, o in (*held, *origins)
+            # a store that changes nothing: it does where they are two
+            if p.identity != place.identity and (compares or (o is t and kept & {p.identity, place.identity}))
+        ]
         for how, is_one in (("one", True), ("apart", False)):
             if own := tuple(p for p, one in others if one == is_one):
                 guards.append(Guard(place, own, how))

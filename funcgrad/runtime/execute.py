@@ -20,7 +20,7 @@ from attrs import field, frozen
 from torch import Tensor
 
 from .. import refusals
-from ..autograd_state import bump_version, has_hooks, is_leaf, version_of
+from ..autograd_state import bump_version, has_hooks, is_leaf, version_of, versions_of
 from ..backends.backend import Runnable
 from ..capture.autocast import autocast_as
 from ..capture.views import Step
@@ -44,7 +44,7 @@ from .gates import applied
 from .given_tensors import ahead, is_heard, require_versions, write_back
 from .halves import Half, Halves
 from .late_state import LateState
-from .other_memory import Followed, Variables, as_they_are, moved, require_in_place
+from .other_memory import Followed, Variables, as_they_are
 from .passed_over import add_zeros
 
 Pullback = Callable[[Sequence[Any], Sequence[Any], Sequence[Tensor | None]], Sequence[Tensor | None]]
@@ -368,7 +368,7 @@ def _ran(ctx: Any, program: Differentiable, given: tuple[Mapping[int, Tensor], S
         v if leave is None or not isinstance(v, Tensor) else leave(v) for v, leave in zip(then, at.leaves, strict=True)
     ]
     ctx.given = [weakref.ref(v) if isinstance(v, Tensor) else None for v in inputs]
-    ctx.versions = [version_of(v) if isinstance(v, Tensor) else 0 for v in ctx.inputs]
+    ctx.versions = versions_of(ctx.inputs)
     if at.together:
         ctx.left, ctx.gone = None, frozenset[int]()
     ctx.state_left = None
@@ -397,7 +397,7 @@ def _gradients(ctx: Any, incoming: Sequence[Tensor | None], asked: Callable[[], 
         require_saved_versions(ctx)
     # kernels take no tensors of a vmap that is around this backward pass (is_grads_batched, torch.func.vmap)
     if torch.is_grad_enabled() or program.backward is None or not as_traced or any_mapped(cotangents):
-        require_in_place(ctx, at.followed.all)
+        at.followed.all.require_in_place(ctx)
         require_versions(
             (v, version) for v, version in zip(ctx.inputs, ctx.versions, strict=True) if isinstance(v, Tensor)
         )
@@ -430,9 +430,8 @@ def _gradients(ctx: Any, incoming: Sequence[Tensor | None], asked: Callable[[], 
             del values[n_kept:]
         values += laid_out
         values += ctx.late
-        if at.followed.early:
-            require_in_place(ctx, at.followed.early)
-        gone = moved(ctx, at.followed.read) if at.followed.read else ()
+        at.followed.early.require_in_place(ctx)
+        gone = at.followed.read.moved(ctx)
         run = as_they_are(ctx, half, values, gone) if gone else half.run
         del saved, cotangents, laid_out, incoming
         # unless the graph is kept: then the list holds all there is, and backward empties it
@@ -496,8 +495,7 @@ def reads_as_traced(context: Any) -> bool:
 
 def is_as_compiled(context: Any) -> bool:
     """Whether the half itself runs: all that it reads is where it was."""
-    at = context.program.at
-    return reads_as_traced(context) and not moved(context, (*at.followed.read, *at.followed.early))
+    return reads_as_traced(context) and not context.program.at.followed.moved(context)
 
 
 def sizes_beside(context: Any) -> list[int]:

@@ -10,12 +10,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from attrs import evolve, frozen
+from attrs import define, evolve, field, frozen
 from torch import Tensor, fx
 
 from .. import refusals
 from ..graphs import Graph, copied, looks_at, pass_of, value_of
 from ..slots import Input, Late, Signature, Slot
+from ..torch_private.tensors import looks_like
 from .halves import Half
 
 Look = tuple[torch.Size, tuple[int, ...], torch.dtype]
@@ -69,11 +70,42 @@ def _rereads(user: fx.Node, node: fx.Node) -> bool:
     return user.op == "output" or (pass_of(user) == "backward" and node.name not in looks_at(user))
 
 
+@define(eq=False)
+class Places:
+    """Some of the inputs that are followed."""
+
+    inputs: tuple[int, ...]
+    among: tuple[int, ...]
+    """Where they stand among all that are."""
+    _looks_alike: Callable[..., bool] | None = field(default=None, init=False)
+    """Says quickly, of those that once were found to look as they should, whether they do."""
+
+    def moved(self, context: Any) -> list[int]:
+        """Which of a node's lie or look otherwise than when forward saw them."""
+        now, pointers = [context.inputs[i] for i in self.inputs], [context.pointers[k] for k in self.among]
+        lie_there = [tensor.data_ptr() for tensor in now] == pointers
+        if lie_there and self._looks_alike is not None and self._looks_alike(*now):
+            return []
+        looks = context.looks
+        rows = zip(self.inputs, now, pointers, strict=True)
+        found = [i for i, v, pointer in rows if v.data_ptr() != pointer or look_of(v) != looks[i]]
+        if now and not found and looks is context.program.at.followed.looks:
+            self._looks_alike = looks_like(now)
+        return found
+
+    def require_in_place(self, context: Any) -> None:
+        """``MutationError`` where one of them does, and nobody can say any more what eager PyTorch's pass would
+        read."""
+        if found := self.moved(context):
+            name = str(context.program.ins[found[0]])
+            raise refusals.OTHER_MEMORY_BEFORE_BACKWARD(name, where=name)
+
+
 @frozen
 class Followed:
     """The same by the places of inputs, and what is noted of them when forward has run."""
 
-    all: tuple[int, ...]
+    all: Places
     looks: Mapping[int, Look]
     varying: tuple[int, ...]
     """Those whose look is noted, too."""
@@ -83,31 +115,40 @@ class Followed:
     looked_at: Mapping[int, int]
     held: tuple[int, ...]
     """Those whose memory is held: what forward saw is made of it again."""
-    early: tuple[int, ...]
-    read: tuple[int, ...]
+    early: Places
+    read: Places
 
     @staticmethod
     def of(variables: Variables, ins: Mapping[Slot, int], kept: Sequence[Slot]) -> Followed:
         looks = {ins[slot]: look for slot, look in variables.followed.items() if slot in ins}
         saved = {ins[slot]: k for k, slot in enumerate(kept) if slot in variables.saved}
         looked_at = {ins[slot]: k for k, slot in enumerate(kept) if slot in variables.looked_at}
+        number = {i: k for k, i in enumerate(looks)}
+
+        def places(inputs: Iterable[int]) -> Places:
+            return Places(tuple(inputs), tuple(number[i] for i in inputs))
+
         return Followed(
-            all=tuple(looks),
+            all=places(looks),
             looks={i: look for i, look in looks.items() if look is not None},
             varying=tuple(i for i, look in looks.items() if look is None),
             variables=saved,
             looked_at=looked_at,
             held=tuple(ins[slot] for slot in variables.held | variables.looked_at if slot in ins),
-            early=tuple(ins[slot] for slot in variables.early if slot in ins),
-            read=(*saved, *looked_at),
+            early=places([ins[slot] for slot in variables.early if slot in ins]),
+            read=places([*saved, *looked_at]),
         )
 
     def note(self, context: Any, inputs: Sequence[Any]) -> None:
         """Keep, for the node of a call, where they lie. What costs less than an alias of each."""
-        context.pointers = {i: inputs[i].data_ptr() for i in self.all}
+        context.pointers = [inputs[i].data_ptr() for i in self.all.inputs]
         context.memory = {i: inputs[i].untyped_storage() for i in self.held} if self.held else {}
         looks = self.looks
         context.looks = {**looks, **{i: look_of(inputs[i]) for i in self.varying}} if self.varying else looks
+
+    def moved(self, context: Any) -> bool:
+        """Whether one is elsewhere that the half of a node reads."""
+        return bool(self.read.moved(context) or self.early.moved(context))
 
 
 def look_of(tensor: Tensor) -> Look:
@@ -141,7 +182,8 @@ def as_they_are(context: Any, half: Half, values: list[Any], gone: Collection[in
 def _as_it_was(context: Any, i: int) -> Tensor:
     """An input as forward saw it."""
     memory, (shape, strides, dtype) = context.memory[i], context.looks[i]
-    offset = (context.pointers[i] - memory.data_ptr()) // dtype.itemsize
+    at = context.pointers[context.program.at.followed.all.inputs.index(i)]
+    offset = (at - memory.data_ptr()) // dtype.itemsize
     return torch.empty(0, dtype=dtype, device=memory.device).set_(memory, offset, shape, strides)
 
 
@@ -157,22 +199,3 @@ def _given_twice(backward: Graph, variables: Sequence[Input]) -> Graph:
         node.replace_all_uses_with(last, functools.partial(_rereads, node=node))
     late = [Late(slot) for slot in variables]
     return evolve(new, signature=Signature((*new.signature.ins, *late), new.signature.outs))
-
-
-def moved(context: Any, places: Iterable[int]) -> list[int]:
-    """Which inputs of a node, of those at ``places``, lie or look otherwise than when forward saw them."""
-    now, pointers, looks = context.inputs, context.pointers, context.looks
-    found = []
-    for i in places:
-        tensor, (shape, strides, dtype) = now[i], looks[i]
-        is_there = tensor.data_ptr() == pointers[i] and tensor.shape == shape and tensor.stride() == strides
-        if not (is_there and tensor.dtype == dtype):
-            found.append(i)
-    return found
-
-
-def require_in_place(context: Any, places: Iterable[int]) -> None:
-    """``MutationError`` where one of them does, and nobody can say any more what eager PyTorch's pass would read."""
-    if found := moved(context, places):
-        name = str(context.program.ins[found[0]])
-        raise refusals.OTHER_MEMORY_BEFORE_BACKWARD(name, where=name)

@@ -311,7 +311,8 @@ class Assumed(Mentioned):
         if not all(c is None or is_library(c) for c in says):
             return None  # a class of the caller's says what an item is
         found: set[Any] = set()
-        grows = isinstance(container, (list, collections.deque))
+        is_full = isinstance(container, collections.deque) and len(container) == container.maxlen
+        grows = isinstance(container, (list, collections.deque)) and (not is_full or id(container) in self.written)
         for name in names:
             base, path = taken_apart(name)
             uses = said.uses.get(base)
