@@ -62,7 +62,7 @@ def version_of(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def versions_of(values: Sequence[Any]) -> list[int]:
+def version_counters(values: Sequence[Any]) -> list[int]:
     """The same of the tensors among some values, 0 for the others."""
     try:
         return [v._version if isinstance(v, torch.Tensor) else 0 for v in values]

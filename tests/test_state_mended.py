@@ -820,7 +820,9 @@ def test_what_cannot_be_watched_is_named(source, words):
 
 def test_a_partial_that_is_stored_has_keywords_of_its_own():
     """A copy shares them: what the caller did to one was in the next call's."""
-    space = world("class O: pass\no = O()\ndef g(x, by): return x * by\ndef f(x):\n    o.p = functools.partial(g, by=4)\n    return x * 1")
+    space = world(
+        "class O: pass\no = O()\ndef g(x, by): return x * by\ndef f(x):\n    o.p = functools.partial(g, by=4)\n    return x * 1"
+    )
     compiled = fg.jit(space["f"])
     for _ in range(3):
         compiled(torch.ones(2))
@@ -830,7 +832,13 @@ def test_a_partial_that_is_stored_has_keywords_of_its_own():
 
 @pytest.mark.parametrize(
     "stored",
-    ["functools.partial(g, by=None)", "functools.partial(g, None)", "{None, 3}", "frozenset([None, 3])", "[{None}, None]"],
+    [
+        "functools.partial(g, by=None)",
+        "functools.partial(g, None)",
+        "{None, 3}",
+        "frozenset([None, 3])",
+        "[{None}, None]",
+    ],
 )
 def test_what_is_stored_may_hold_none(stored):
     given = "class O: pass\no = O()\ndef g(x, by): return x\n"

@@ -20,7 +20,7 @@ from attrs import field, frozen
 from torch import Tensor
 
 from .. import refusals
-from ..autograd_state import bump_version, has_hooks, is_leaf, version_of, versions_of
+from ..autograd_state import bump_version, has_hooks, is_leaf, version_counters, version_of
 from ..backends.backend import Runnable
 from ..capture.autocast import autocast_as
 from ..capture.views import Step
@@ -368,7 +368,7 @@ def _ran(ctx: Any, program: Differentiable, given: tuple[Mapping[int, Tensor], S
         v if leave is None or not isinstance(v, Tensor) else leave(v) for v, leave in zip(then, at.leaves, strict=True)
     ]
     ctx.given = [weakref.ref(v) if isinstance(v, Tensor) else None for v in inputs]
-    ctx.versions = versions_of(ctx.inputs)
+    ctx.versions = version_counters(ctx.inputs)
     if at.together:
         ctx.left, ctx.gone = None, frozenset[int]()
     ctx.state_left = None

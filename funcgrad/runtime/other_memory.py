@@ -82,6 +82,8 @@ class Places:
 
     def moved(self, context: Any) -> list[int]:
         """Which of a node's lie or look otherwise than when forward saw them."""
+        if not self.inputs:
+            return []
         now, pointers = [context.inputs[i] for i in self.inputs], [context.pointers[k] for k in self.among]
         lie_there = [tensor.data_ptr() for tensor in now] == pointers
         if lie_there and self._looks_alike is not None and self._looks_alike(*now):
@@ -89,7 +91,7 @@ class Places:
         looks = context.looks
         rows = zip(self.inputs, now, pointers, strict=True)
         found = [i for i, v, pointer in rows if v.data_ptr() != pointer or look_of(v) != looks[i]]
-        if now and not found and looks is context.program.at.followed.looks:
+        if not found and looks is context.program.at.followed.looks:
             self._looks_alike = looks_like(now)
         return found
 
