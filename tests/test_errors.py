@@ -1224,6 +1224,7 @@ NOT_REFUSED_HERE = {
     "SYMBOLIC_ZEROS": "test_transforms.py",
     "RETURNS_RETAINED": "test_leaves.py",
     "FILLS_CACHE": "test_state_mended.py",
+    "WRITES_TO_CACHED": "test_state_mended.py",
     "BACKWARD_OF_OWN_LEAF": "random programs (laws/fuzz.py, seed 903585)",
     "VIEW_SWITCHED_AND_RESTRIDED": "random programs (laws/fuzz.py, seed 1000438)",
     "NOT_AN_OPERAND": "a defect: bodies of control flow are given all that they close over",

@@ -1655,3 +1655,48 @@ def test_a_store_that_changes_nothing_does_where_another_tensor_lives():
     kept.last = kept.weight.view(3)
     compiled(X.clone().requires_grad_())
     assert kept.last is kept.weight
+
+
+@pytest.mark.parametrize("apart_first", [False, True])
+def test_a_container_of_python_state_that_is_stored_into_may_be_no_argument(apart_first):
+    settings = {"a": 1.5, "b": 2.0, "c": 3.0}
+
+    def f(x, given):
+        settings.popitem()
+        return x * len(given)
+
+    compiled = fg.jit(f, backend="aten")
+    if apart_first:
+        assert torch.equal(compiled(X, dict(settings)), X * 3)
+        settings["d"] = 3.0
+    with pytest.raises(fg.MutationError, match="it was given, given, which .* Python state holds, too"):
+        compiled(X, settings)
+    assert len(settings) == 3
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "@functools.cache\ndef g(): return torch.zeros(3)\ndef f(x):\n    t = g()\n    t.add_(x)\n    return t * 1",
+        "@functools.lru_cache\ndef g(n): return torch.zeros(n)\ndef f(x):\n    g(3)[0] += 1\n    return g(3) + x",
+        "@functools.cache\ndef g(): return [torch.zeros(3)]\ndef f(x): return torch.add(x, 1, out=g()[0][:]) * 1",
+    ],
+)
+def test_what_a_cache_keeps_since_the_call_is_not_written_to(source):
+    space, eager = world(source), world(source)
+    compiled = fg.jit(space["f"], backend="aten")
+    with pytest.raises(fg.ImpureFunctionError, match=r"writes to a tensor that the functools\.lru_cache g keeps"):
+        compiled(X)
+    for own in (space, eager):
+        own["g"](*(3,) * ("(n)" in source))
+    for _ in range(3):
+        assert torch.equal(compiled(X), eager["f"](X))
+
+
+def test_what_a_cached_function_writes_to_while_it_makes_a_tensor_is_its_own():
+    space = world(
+        "@functools.cache\ndef g():\n    t = torch.zeros(3)\n    t[0] = 2\n    return t\ndef f(x): return x + g()"
+    )
+    compiled = fg.jit(space["f"], backend="aten")
+    for _ in range(2):
+        assert torch.equal(compiled(X), X + torch.tensor([2.0, 0, 0]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from ..graph_primitives import Path
 from ..graphs import type_text
 from ..options import Randomness
 from ..slots import Arg, Base, Captured, NewGradient, NewMemory, Rewritten, Slot, Stored
+from ..state.caches import require_kept_by_none
 from ..state.conversions import converting_symbols
 from ..state.effects import same_effects
 from ..state.given import into_arguments
@@ -167,6 +169,7 @@ class DryRun:
         arguments = inputs.objects
         self.watch = trace.watch = Watch(root, arguments, inputs.numbers(stand_ins), bool(inputs.renewed))
         asks_types = inputs.has_symbols and bool(self.watch.said.types)
+        trace.writes.heard = functools.partial(require_kept_by_none, self.watch.caches)
         self.watch.notes_what_runs = self._notes or self.watch.identities.matter or asks_types
         containers = inputs.containers(args, kwargs)
         self._given, unseen = self.watch.give(containers), contents_of(containers)

@@ -42,6 +42,8 @@ class Writes:
         self.custom_functions = 0
         self.passages: Passages | None = None
         """The nodes of autograd of the program's own backward pass."""
+        self.heard: Callable[[Tensor], None] = lambda _: None
+        """Is told of each tensor that is written to."""
         self.n_again = 0
         """How many of them are of a forward pass that a pullback runs again."""
         self.have_happened = False
@@ -107,6 +109,7 @@ class Writes:
         written = list(written_by(op, args, kwargs))
         for tensor in written:
             self._require_in_no_array(tensor)
+            self.heard(tensor)
             self._lineage.wrote(tensor, tracked)
         if self.passages is not None:
             own = [t for t in written if isinstance(t, FunctionalTensor)]

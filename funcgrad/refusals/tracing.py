@@ -189,6 +189,11 @@ FILLS_CACHE = Refusal(
     "the function writes to Python state ({0}) in the call that fills the functools.lru_cache {1}, and not in the next",
     "call {1} once, with these arguments, before the compiled function",
 )
+WRITES_TO_CACHED = Refusal(
+    ImpureFunctionError,
+    "the function writes to a tensor that the functools.lru_cache {0} keeps since this call",
+    "call {0} once, with these arguments, before the compiled function",
+)
 STRUCTURE_IN_TWO_RUNS = Refusal(
     TraceError,
     "the function returned another structure in its second run than in its first",

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import gc
 import types
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from attrs import frozen
+from torch import Tensor
 
+from .. import refusals
 from ..subclasses import is_traced
+from ..torch_private.tensors import storage_id
 from ..trees import flatten
+from .lines import user_line
 
 _LINK = "_lru_list_elem"
 """The type of what holds the result, in a cache that keeps so many at most."""
@@ -35,10 +40,23 @@ class Cache:
         """Since then."""
         return calls_of(self.function) != self.calls
 
+    def keeps(self, tensor: Tensor) -> bool:
+        """Whether it keeps memory of a tensor's."""
+        memory = storage_id(tensor)
+        return any(isinstance(leaf, Tensor) and storage_id(leaf) == memory for leaf in _leaves(self.function))
+
     @property
     def was_filled(self) -> bool:
         """Whether it keeps more since then."""
         return bool(entries_of(self.function).keys() - self.before)
+
+
+def require_kept_by_none(caches: Sequence[Cache], written: Tensor) -> None:
+    """Raise for a write to a tensor that one keeps since it was met: in eager PyTorch the next call finds what was
+    written, and a program makes it anew."""
+    for cache in caches:
+        if cache.was_filled and cache.keeps(written):
+            raise refusals.WRITES_TO_CACHED(cache.name, where=user_line())
 
 
 def entries_of(cache: Any) -> dict[Any, Any]:
@@ -70,5 +88,8 @@ def results_of(cache: Any) -> list[Any]:
 
 def keeps_traced(cache: Any) -> bool:
     """Whether it keeps a tensor or a number of a trace."""
-    leaves = [leaf for value in results_of(cache) for leaf in flatten(value)[0]]
-    return any(is_traced(leaf) or isinstance(leaf, (torch.SymFloat, torch.SymInt)) for leaf in leaves)
+    return any(is_traced(leaf) or isinstance(leaf, (torch.SymFloat, torch.SymInt)) for leaf in _leaves(cache))
+
+
+def _leaves(cache: Any) -> list[Any]:
+    return [leaf for value in results_of(cache) for leaf in flatten(value)[0]]

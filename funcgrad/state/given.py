@@ -39,21 +39,21 @@ def is_watched(container: Container) -> bool:
 @frozen(eq=False)
 class IntoArguments:
     """The containers that a call brings, of which ``written`` are stored into: no two may be one, and none that Python
-    state holds (``held``, identities)."""
+    state holds (``held``, identities), of which ``stored`` are stored into: none of those that are given."""
 
     given: Sequence[Container] = ()
     written: Sequence[Container] = ()
     held: frozenset[int] = frozenset()
+    stored: frozenset[int] = frozenset()
 
     def lines(self, constant: Constant, otherwise: str) -> Iterator[str]:
         """Python lines that run ``otherwise`` where a store would be seen in another place, too."""
-        if not self.written:
-            return
         texts = [given.variable for given in self.given]
-        if len(texts) > 1:
+        if self.written and len(texts) > 1:
             yield f"if len({{*map(id, ({', '.join(texts)}))}}) != {len(texts)}: {otherwise}"
-        written = "".join(f"{given.variable}, " for given in self.written)
-        yield f"if not {constant(self.held)}.isdisjoint(map(id, ({written}))): {otherwise}"
+        for held, names in ((self.held, [own.variable for own in self.written]), (self.stored, texts)):
+            if held and names:
+                yield f"if not {constant(held)}.isdisjoint(map(id, ({', '.join(names)},))): {otherwise}"
 
 
 def into_arguments(
@@ -66,12 +66,11 @@ def into_arguments(
     """
     into = set(map(id, stored_into))
     written = tuple(own for own in given if id(own.value) in into)
-    if not written:
-        return IntoArguments()
     held = frozenset(held)
+    stored = held & into
     times = Counter(identities.values())
-    for own in written:
+    for own in given if written or stored else ():
         real = identities[own.variable]
-        if times[real] > 1 or real in held:
+        if (id(own.value) in into and (times[real] > 1 or real in held)) or real in stored:
             raise refusals.STORES_INTO_SHARED(own.path, where=own.path)
-    return IntoArguments(given, written, held)
+    return IntoArguments(given, written, held, stored) if written or (stored and given) else IntoArguments()
