@@ -1669,7 +1669,7 @@ def test_a_container_of_python_state_that_is_stored_into_may_be_no_argument(apar
     if apart_first:
         assert torch.equal(compiled(X, dict(settings)), X * 3)
         settings["d"] = 3.0
-    with pytest.raises(fg.MutationError, match="it was given, given, which .* Python state holds, too"):
+    with pytest.raises(fg.MutationError, match=r"it was given, given, which .* Python state holds, too"):
         compiled(X, settings)
     assert len(settings) == 3
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -132,6 +131,7 @@ class DryRun:
         # what a pullback runs again knows the answers
         trace.ignores_requires_grad = not around.grad and (around.splits or around.replays)
         trace.enables_grad_itself = not around.splits
+        trace.writes.heard = lambda written: require_kept_by_none(self.watch.caches, written)
         self._passes = Passes()
         self._apart: dict[int, tuple[int, ...]] = {}
         if self._splits:
@@ -169,7 +169,6 @@ class DryRun:
         arguments = inputs.objects
         self.watch = trace.watch = Watch(root, arguments, inputs.numbers(stand_ins), bool(inputs.renewed))
         asks_types = inputs.has_symbols and bool(self.watch.said.types)
-        trace.writes.heard = functools.partial(require_kept_by_none, self.watch.caches)
         self.watch.notes_what_runs = self._notes or self.watch.identities.matter or asks_types
         containers = inputs.containers(args, kwargs)
         self._given, unseen = self.watch.give(containers), contents_of(containers)
