@@ -164,11 +164,40 @@ def test_each_row_compares_what_it_says():
     ]
     several = rows * 4  # enough of them
     found = guard_rows.GuardRows.among(several, lambda value: False)
-    assert {row[0] for row in found.rows} == set(range(8)) and len(found.guards) == len(several)
-    assert found.first_that_differs(0) == len(several) and not found.are_broken()
-    for at, change in ((1, lambda: table.update(b=1)), (2, lambda: setattr(kind, "c", 1)), (6, lambda: other(7.0))):
+    tagged = {guard_rows._UNWRITTEN} if guard_rows._has_version_tags() else set()
+    assert {row[0] for row in found.rows} == {*range(8), *tagged} and len(found.guards) == len(several)
+    assert found.first_that_differs(0) == len(found.rows) and not found.are_broken()
+    for k, change in ((1, lambda: table.update(b=1)), (2, lambda: setattr(kind, "c", 1)), (6, lambda: other(7.0))):
         change()
+        at = found.of_rows.index(rows[k])
         assert found.first_that_differs(at) == at and found.are_broken()
+
+
+def test_a_dict_is_looked_into_when_it_was_written_to():
+    """Where it has a version tag; and looked into again until all that is guarded of it holds."""
+    table = {"a": 1, "b": 2.5, **{f"{n}": n for n in range(40)}}
+    guards = [guard_rows.Guard.of(guard_rows.Place("item", table, key, key), value) for key, value in table.items()]
+    found = guard_rows.GuardRows.among(guards, lambda value: False)
+    n = len(found.rows)
+    for _ in range(2):
+        assert found.first_that_differs(0) == n
+    table["a"] = 7
+    for _ in range(2):
+        assert found.of_rows[found.first_that_differs(0)] is guards[0] and found.are_broken()
+    table["a"] = 1
+    assert found.first_that_differs(0) == n
+    table["b"] = float("2.5")  # another object, as good
+    for _ in range(2):
+        assert found.of_rows[found.first_that_differs(0)] is guards[1] and not found.are_broken()
+    table["new"] = 3
+    assert not found.are_broken()
+    del table["a"]
+    assert found.are_broken()
+
+
+def test_without_version_tags_all_is_compared(monkeypatch):
+    monkeypatch.setattr(guard_rows, "_has_version_tags", lambda: False)
+    test_a_dict_is_looked_into_when_it_was_written_to()
 
 
 def test_what_is_equal_fits(any_number):

@@ -3,6 +3,9 @@ and their classes: to look at one takes C a quarter of the time that a line of P
 
 C compares identities alone. What it finds to be another object is compared in Python, which knows of values that are
 equal, and decides.
+
+Where a dict has a version tag (PEP 509: another one whenever it is written to), its guards hold for as long as it has
+the tag that it had when all of them were found to hold.
 """
 
 from __future__ import annotations
@@ -10,9 +13,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+import sys
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from attrs import frozen
@@ -28,7 +32,10 @@ from ..state.state import print_guards
 FEWEST = 32
 """To call C takes as long as this many lines of Python, or fewer."""
 
-_ITEM, _EMPTY, _ENTRIES, _STRINGS, _CELL, _TYPE, _ATTRIBUTES, _CODE = range(8)
+_ITEM, _EMPTY, _ENTRIES, _STRINGS, _CELL, _TYPE, _ATTRIBUTES, _CODE, _UNWRITTEN = range(9)
+
+_TAG = 3
+"""The word of a dict that is its version tag."""
 
 _SOURCE = f"""{HOW}-O2
 #include <stddef.h>
@@ -48,7 +55,12 @@ PyObject *PyObject_GenericGetDict(PyObject *, void *);
 PyObject *PyObject_Type(PyObject *);
 void Py_DecRef(PyObject *);
 
-struct row {{ ptrdiff_t how; PyObject *owner, *key, *value; }};
+struct row {{
+  ptrdiff_t how;
+  PyObject *owner;
+  union {{ PyObject *key; ptrdiff_t rows; }};  /* how many follow of an owner that may be unwritten */
+  union {{ PyObject *value; size_t tag; }};
+}};
 
 /* It lives where it was found: a reference of one's own is not needed to compare it. */
 static PyObject *borrowed(PyObject *now) {{
@@ -89,9 +101,20 @@ static int is_as_it_was(const struct row *row) {{
 }}
 
 /* The first row, from one on, that is not as it was; n, if there is none. */
-ptrdiff_t first_that_differs(const struct row *rows, ptrdiff_t at, ptrdiff_t n) {{
-  while (at < n && is_as_it_was(rows + at)) at++;
-  return at;
+ptrdiff_t first_that_differs(struct row *rows, ptrdiff_t at, ptrdiff_t n) {{
+  while (at < n) {{
+    struct row *row = rows + at++;
+    if (row->how != {_UNWRITTEN}) {{
+      if (!is_as_it_was(row)) return at - 1;
+      continue;
+    }}
+    size_t tag = ((size_t *)row->owner)[{_TAG}];
+    ptrdiff_t end = at + row->rows;
+    if (tag == row->tag) {{ at = end; continue; }}
+    for (; at < end; at++) if (!is_as_it_was(rows + at)) return at;
+    row->tag = tag;
+  }}
+  return n;
 }}
 """
 
@@ -112,7 +135,8 @@ def print_state(
 
 
 _Row = tuple[int, Any, Any, Any]
-"""How to compare, whose it is, its key, and what it was; ``MISSING`` stands for nothing."""
+"""How to compare, whose it is, its key, and what it was; ``MISSING`` stands for nothing. Of ``_UNWRITTEN``, how many
+rows follow of that dict, and nothing."""
 
 
 @frozen(eq=False)
@@ -121,6 +145,7 @@ class GuardRows:
 
     guards: Sequence[Guard]
     rows: Sequence[_Row]
+    of_rows: Sequence[Guard | None]
     first_that_differs: Callable[[int], int]
 
     @staticmethod
@@ -136,22 +161,37 @@ class GuardRows:
         compare = _compare() if len(found) >= FEWEST else None
         if compare is None:
             return None
-        rows = [row for _, row in found]
-        words = [word for how, *objects in rows for word in (how, *map(_address, objects))]
+        of_rows, rows = zip(*_by_owner(found), strict=True)
+        words = [word for row in rows for word in _words(*row)]
         table, n = (ctypes.c_ssize_t * len(words))(*words), len(rows)
-        return GuardRows([guard for guard, _ in found], rows, lambda at: compare(table, at, n))
+        return GuardRows([guard for guard, _ in found], rows, of_rows, lambda at: compare(table, at, n))
 
     def are_broken(self) -> bool:
         """Whether one of them does not hold."""
-        at, n = self.first_that_differs(0), len(self.guards)
+        at, n = self.first_that_differs(0), len(self.rows)
         while at < n:
-            if not self.guards[at].holds():
+            guard = self.of_rows[at]
+            assert guard is not None
+            if not guard.holds():
                 return True
             at = self.first_that_differs(at + 1)
         return False
 
     def __repr__(self) -> str:
         return f"<{len(self.guards)} guards on Python state, compared in C>"
+
+
+def _by_owner(rows: Iterable[tuple[Guard, _Row]]) -> Iterator[tuple[Guard | None, _Row]]:
+    """The same with those of what a dict holds together, behind a row that says how many they are."""
+    of_dicts: dict[int, list[tuple[Guard, _Row]]] = {}
+    for guard, row in rows:
+        if _has_version_tags() and row[0] in (_ITEM, _EMPTY, _ENTRIES):
+            of_dicts.setdefault(id(row[1]), []).append((guard, row))
+        else:
+            yield guard, row
+    for _, own in sorted(of_dicts.items()):
+        yield None, (_UNWRITTEN, own[0][1][1], len(own), MISSING)
+        yield from own
 
 
 def _row(guard: Guard) -> _Row | None:
@@ -198,8 +238,29 @@ def _keeps_attributes_as_objects_do(kind: type) -> bool:
     return isinstance(found, types.GetSetDescriptorType)
 
 
-def _address(value: Any) -> int:
-    return 0 if value is MISSING else id(value)
+def _words(how: int, owner: Any, key: Any, value: Any) -> tuple[int, ...]:
+    if how == _UNWRITTEN:
+        return how, id(owner), key, 0
+    return how, id(owner), id(key), 0 if value is MISSING else id(value)
+
+
+@functools.cache
+def _has_version_tags() -> bool:
+    """Whether dicts have them: those of CPython did before 3.13 (PEP 699)."""
+    is_like_that = sys.implementation.name == "cpython" and sys.version_info < (3, 13) and sys.maxsize > 1 << 32
+    if not is_like_that or hasattr(sys, "gettotalrefcount"):  # a debug build has more words before it
+        return False
+    trial: dict[str, int] = {"a": 1}
+    writes = [lambda: trial.update(a=2), lambda: trial.update(b=1), lambda: trial.pop("b"), trial.clear]
+    tags = [_tag(trial)]
+    for write in writes:
+        write()
+        tags.append(_tag(trial))
+    return len({*tags}) == len(tags) and _tag(trial) == tags[-1]
+
+
+def _tag(owner: dict[Any, Any]) -> int:
+    return ctypes.c_size_t.from_address(id(owner) + _TAG * ctypes.sizeof(ctypes.c_size_t)).value
 
 
 @functools.cache
