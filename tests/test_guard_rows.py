@@ -1,6 +1,7 @@
 """Guards on Python state that are compared in C: what is another object is noticed, what is equal fits."""
 
 import collections
+import functools
 import types
 
 import pytest
@@ -111,6 +112,35 @@ def of_ordered():
     return (lambda x: x * next(iter(table.values()))), lambda: table.move_to_end("a")
 
 
+def of_registry():
+    table = type("Registry", (dict,), {"__iter__": lambda self: iter("b")})(a=1.0, b=2.0)
+    return (lambda x: x * sum(table.values())), lambda: dict.update(table, c=3.0)
+
+
+def of_last():
+    table = collections.OrderedDict(a=1.0, b=2.0)
+    return (lambda x: x * sum(table.values())), lambda: table.update(b=3.0)
+
+
+def of_memo():
+    @functools.lru_cache
+    def by(n, of=1):
+        return n + of
+
+    by(2), by(2, of=3)
+    return (lambda x: x * by(2) * by(2, of=3)), by.cache_clear
+
+
+def of_types():
+    kinds = {int, float}
+
+    def changed():
+        kinds.remove(int)
+        kinds.add(str)
+
+    return (lambda x: x * (2 if int in kinds else 3) * len(list(kinds))), changed
+
+
 def of_nothing():
     table = {}
     return (lambda x: x * (len(table) + 1)), lambda: table.update(c=3.0)
@@ -128,7 +158,7 @@ def of_hooks():
 
 CHANGES = [
     of_attribute, of_class, of_base, absent_in_object, absent_in_class, of_type, of_attributes, of_code, of_variable,
-    of_dict, of_order, of_ordered, of_nothing, of_strings, of_hooks,
+    of_dict, of_order, of_ordered, of_registry, of_last, of_memo, of_types, of_nothing, of_strings, of_hooks,
 ]  # fmt: skip
 
 
@@ -156,7 +186,8 @@ def test_each_row_compares_what_it_says():
         of.absent(place("class", kind, "c", "c")),
         of.contents({}, {}, "empty"),
         of.contents({"a": 1}, {"a": 1}, "entries"),
-        of.contents({"a", "b"}, {"b", "a"}, "strings"),
+        of.contents(collections.OrderedDict(a=1), {"a": 1}, "ordered"),
+        of.contents({"a", int}, {int, "a"}, "members"),
         of.of(place("cell", function.__closure__[0], None, "by"), 2.0),
         of.of(place("type", part, None, "type"), Scaled),
         of.of(place("slot", part, "__dict__", "attributes"), part.__dict__),
@@ -165,9 +196,9 @@ def test_each_row_compares_what_it_says():
     several = rows * 4  # enough of them
     found = guard_rows.GuardRows.among(several, lambda value: False)
     tagged = {guard_rows._UNWRITTEN} if guard_rows._has_version_tags() else set()
-    assert {row[0] for row in found.rows} == {*range(8), *tagged} and len(found.guards) == len(several)
+    assert {row[0] for row in found.rows} == {*range(9), *tagged} and len(found.guards) == len(several)
     assert found.first_that_differs(0) == len(found.rows) and not found.are_broken()
-    for k, change in ((1, lambda: table.update(b=1)), (2, lambda: setattr(kind, "c", 1)), (6, lambda: other(7.0))):
+    for k, change in ((1, lambda: table.update(b=1)), (2, lambda: setattr(kind, "c", 1)), (7, lambda: other(7.0))):
         change()
         at = found.of_rows.index(rows[k])
         assert found.first_that_differs(at) == at and found.are_broken()

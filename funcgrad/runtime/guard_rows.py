@@ -32,7 +32,7 @@ from ..state.state import print_guards
 FEWEST = 32
 """To call C takes as long as this many lines of Python, or fewer."""
 
-_ITEM, _EMPTY, _ENTRIES, _STRINGS, _CELL, _TYPE, _ATTRIBUTES, _CODE, _UNWRITTEN = range(9)
+_ITEM, _EMPTY, _ENTRIES, _ORDERED, _MEMBERS, _CELL, _TYPE, _ATTRIBUTES, _CODE, _UNWRITTEN = range(10)
 
 _TAG = 3
 """The word of a dict that is its version tag."""
@@ -53,6 +53,8 @@ PyObject *PyCell_Get(PyObject *);
 PyObject *PyFunction_GetCode(PyObject *);
 PyObject *PyObject_GenericGetDict(PyObject *, void *);
 PyObject *PyObject_Type(PyObject *);
+PyObject *PyObject_CallFunctionObjArgs(PyObject *, ...);
+PyObject *PyIter_Next(PyObject *);
 void Py_DecRef(PyObject *);
 
 struct row {{
@@ -78,7 +80,22 @@ static int has_entries(PyObject *dict, PyObject *were) {{
   return 1;
 }}
 
-static int has_strings(PyObject *set, PyObject *were) {{
+/* The same in the order that an OrderedDict has beside a dict's. */
+static int has_ordered(PyObject *dict, PyObject *iterate, PyObject *were) {{
+  ptrdiff_t i = 0, n = PyTuple_Size(were);
+  if (2 * PyDict_Size(dict) != n) return 0;
+  PyObject *keys = PyObject_CallFunctionObjArgs(iterate, dict, (PyObject *)0), *key;
+  int same = keys != 0;
+  for (; same && (key = PyIter_Next(keys)); i += 2) {{
+    same = i < n && key == PyTuple_GetItem(were, i);
+    same = same && PyDict_GetItemWithError(dict, key) == PyTuple_GetItem(were, i + 1);
+    Py_DecRef(key);
+  }}
+  if (keys) Py_DecRef(keys);
+  return same && i == n;
+}}
+
+static int has_members(PyObject *set, PyObject *were) {{
   ptrdiff_t n = PyTuple_Size(were);
   if (PySet_Size(set) != n) return 0;
   for (ptrdiff_t i = 0; i < n; i++)
@@ -91,7 +108,8 @@ static int is_as_it_was(const struct row *row) {{
     case {_ITEM}: return PyDict_GetItemWithError(row->owner, row->key) == row->value;
     case {_EMPTY}: return !PyDict_Size(row->owner);
     case {_ENTRIES}: return has_entries(row->owner, row->value);
-    case {_STRINGS}: return has_strings(row->owner, row->value);
+    case {_ORDERED}: return has_ordered(row->owner, row->key, row->value);
+    case {_MEMBERS}: return has_members(row->owner, row->value);
     case {_CELL}: return borrowed(PyCell_Get(row->owner)) == row->value;
     case {_TYPE}: return borrowed(PyObject_Type(row->owner)) == row->value;
     case {_ATTRIBUTES}: return borrowed(PyObject_GenericGetDict(row->owner, 0)) == row->value;
@@ -133,6 +151,9 @@ def print_state(
         *print_guards(others, constant, otherwise, brought),
     ]
 
+
+_PLAIN = {str, int, float, bool, type(None), object, type}
+"""What the keys of a ``functools.lru_cache`` are made of: to find one runs no code of the caller's."""
 
 _Row = tuple[int, Any, Any, Any]
 """How to compare, whose it is, its key, and what it was; ``MISSING`` stands for nothing. Of ``_UNWRITTEN``, how many
@@ -182,7 +203,8 @@ class GuardRows:
 
 
 def _by_owner(rows: Iterable[tuple[Guard, _Row]]) -> Iterator[tuple[Guard | None, _Row]]:
-    """The same with those of what a dict holds together, behind a row that says how many they are."""
+    """The same with those of what a dict holds together, behind a row that says how many they are; dicts in the order
+    in which they lie in memory."""
     of_dicts: dict[int, list[tuple[Guard, _Row]]] = {}
     for guard, row in rows:
         if _has_version_tags() and row[0] in (_ITEM, _EMPTY, _ENTRIES):
@@ -219,18 +241,29 @@ def _row(guard: Guard) -> _Row | None:
 def _of_contents(owner: Any, was: Any, how: str) -> _Row | None:
     if how == "entries" and type(owner) in (dict, OrderedDict) and not was:
         return _EMPTY, owner, None, None
-    if how == "entries" and type(owner) is dict:
-        return _ENTRIES, owner, None, tuple(part for entry in was.items() for part in entry)
-    if how == "set" and type(owner) is set and all(type(item) is str for item in was):
-        return _STRINGS, owner, None, tuple(was)
+    if how == "entries" and isinstance(owner, dict):
+        entries = tuple(part for entry in was.items() for part in entry)
+        if isinstance(owner, OrderedDict):
+            return _ORDERED, owner, OrderedDict.__iter__, entries
+        return _ENTRIES, owner, None, entries
+    if how == "set" and type(owner) is set and all(map(_is_one_of_its_kind, was)):
+        return _MEMBERS, owner, None, tuple(was)
     return None
+
+
+def _is_one_of_its_kind(value: Any) -> bool:
+    """Whether nothing of another type is equal, and to find it in a table runs no code of the caller's."""
+    if isinstance(value, type):
+        return type(value).__eq__ is type.__eq__ and type(value).__hash__ is type.__hash__
+    return type(value) is str or (type(value) is tuple and all(map(_is_one_of_its_kind, value)))
 
 
 def _table(kind: str, owner: Any, key: Any) -> Any:
     """The dict in which a place lies; None if it lies in none, or a class of the caller's may say what that holds."""
     if kind == "class" and isinstance(owner, type):
         return gc.get_referents(owner.__dict__)[0]  # of a view
-    return owner if kind == "item" and type(owner) in (dict, OrderedDict) and type(key) in (str, int) else None
+    is_found = type(key) is int or (type(key) is tuple and set(map(type, key)) <= _PLAIN) or _is_one_of_its_kind(key)
+    return owner if kind == "item" and type(owner) in (dict, OrderedDict) and is_found else None
 
 
 def _keeps_attributes_as_objects_do(kind: type) -> bool:
