@@ -1700,3 +1700,61 @@ def test_what_a_cached_function_writes_to_while_it_makes_a_tensor_is_its_own():
     compiled = fg.jit(space["f"], backend="aten")
     for _ in range(2):
         assert torch.equal(compiled(X), X + torch.tensor([2.0, 0, 0]))
+
+
+def test_an_object_that_is_a_number_of_what_it_counts():
+    class Counted:
+        def __init__(self):
+            self.k = 0
+
+        def __float__(self):
+            return float(self.k + 1)
+
+        def __int__(self):
+            return int(self.k)
+
+    def made():
+        counted = Counted()
+
+        def f(x):
+            y = x * float(counted) + int(counted)
+            counted.k += 1
+            return y.to(torch.float64 if float(counted) > 5 else torch.float32)
+
+        return f, counted
+
+    (f, ours), (expected, eager) = made(), made()
+    compiled = fg.jit(f, backend="aten")
+    for _ in range(7):
+        torch.testing.assert_close(compiled(X), expected(X))
+        assert ours.k == eager.k
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        "vars(b)['a'] * b.__dict__['n']",
+        "(lambda d: d['a'])(vars(b)) * b.__dict__['n']",
+        "list(vars(h).values())[0]['a'] * d['n']",
+    ],
+)
+def test_what_an_object_holds_may_be_read_by_no_name(read):
+    space = world(
+        "class Box:\n    def __init__(self): self.a, self.n = 1.5, 2\n"
+        "b, d = Box(), {'a': 1.5, 'n': 2}\nh = types.SimpleNamespace(d=d)\n"
+        f"def f(x): return x * ({read})"
+    )
+    compiled = fg.jit(space["f"], backend="aten")
+    assert torch.equal(compiled(X), X * 3)
+    object.__setattr__(space["b"], "a", 6)
+    space["d"]["a"] = 6
+    assert torch.equal(compiled(X), X * 12)
+
+
+def test_a_class_that_is_of_no_module():
+    space = {"fg": fg}
+    exec("C = type('C', (), dict(a=1.5))\ndef f(x): return x * C.a * C().a", space)
+    compiled = fg.jit(space["f"], backend="aten")
+    assert torch.equal(compiled(X), X * 2.25)
+    space["C"].a = 2.0
+    assert torch.equal(compiled(X), X * 4)

@@ -18,6 +18,7 @@ from attrs import frozen
 from torch import Tensor
 
 from ..slots import Arg, Captured
+from ..state.hooks import module_of
 from ..state.names import package_of
 
 _VISIT_AT_MOST = 200_000
@@ -103,7 +104,7 @@ def _children(value: Any, name: str) -> Iterator[_Child]:
     elif isinstance(value, (list, tuple)):
         for i, child in enumerate(value):
             yield f"[{i}]", child, f"{name}[{i}]"
-    elif not isinstance(value, type) and type(value).__module__ != "torch" and package_of(type(value)) != "builtins":
+    elif not isinstance(value, type) and module_of(type(value)) != "torch" and package_of(type(value)) != "builtins":
         attributes = getattr(value, "__dict__", None)
         if isinstance(attributes, dict):
             for key, child in attributes.items():

@@ -21,6 +21,7 @@ from attrs import define, field
 from torch import SymBool, SymFloat, SymInt, Tensor
 
 from .. import refusals
+from ..state.hooks import module_of
 from ..state.new_values import attributes_made, is_made_of_attributes
 from ..state.watch import Watch
 from ..state.written import Written
@@ -220,7 +221,7 @@ def _instead_of(value: Any) -> str:
         return "return the tensors, and make the function outside"
     if isinstance(value, torch.nn.Module):
         return "make the module outside, or return its parameters: dict(module.named_parameters())"
-    if kind.__module__ == "builtins":
+    if module_of(kind) == "builtins":
         return f"return its parts in a tuple, a list or a dict, and make the {kind.__name__} outside"
     name = kind.__qualname__
     return (

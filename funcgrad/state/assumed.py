@@ -103,7 +103,7 @@ class Assumed(Mentioned):
             more, kinds = list(self._late.values())[met:], list(self.classes)[classes:]
             met, classes = met + len(more), classes + len(kinds)
             for container in more:
-                self._guard_container(container, said)
+                self._guard_container(container, said, lists)
             for kind in kinds:
                 as_value = of_types or kind in self._direct
                 self._guard_class(kind, names, by_name if as_value else set())
@@ -232,7 +232,8 @@ class Assumed(Mentioned):
         elif not holds_tensors(before) or any(p.location != place.location for p in self._places.get(id(before), ())):
             self._guard(Guard.of(place, before))
 
-    def _guard_container(self, met: Met, said: Mentions) -> None:
+    def _guard_container(self, met: Met, said: Mentions, lists: bool) -> None:
+        """``lists``: whether code may reach all that an object holds, by no name."""
         container, names = met.container, self._names[id(met.container)]
         if id(container) in self._places and id(container) not in self.written:
             return  # it is looked into where it lives: there may be another one
@@ -241,7 +242,10 @@ class Assumed(Mentioned):
                 if name in said.attributes | said.strings and name != "__wrapped__":
                     self._value(Place("item", container, name, joined(met.name, name)), value)
             return
-        keys = self._keys(container, names, said) if id(container) not in self.replaced | self.whole else None
+        is_whole = id(container) in self.replaced | self.whole
+        is_whole |= met.of is not None and "vars" in said.globals  # vars(an_object)["key"]
+        is_whole |= lists and any("." in name for name in names)
+        keys = None if is_whole else self._keys(container, names, said)
         if keys is not None and ("items", id(container)) in self.replaced:
             shape = shape_of(met.before, type(container))
             self._guard(Guard(Place("itself", container, None, met.name), shape, "shape"))

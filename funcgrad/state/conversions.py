@@ -58,7 +58,7 @@ class Converted(type):
 
     def __call__(cls, *given: Any, **options: Any) -> Any:
         if len(given) == 1 and not options:
-            number = given[0].item() if _is_traced(given[0]) else given[0]
+            number = given[0].item() if _is_traced(given[0]) else _answer(given[0], cls.of)
             if isinstance(number, (SymInt, SymFloat)):
                 return cls.symbol(number)
             given = (number,)
@@ -77,6 +77,15 @@ class Converted(type):
 def _is_traced(value: Any) -> bool:
     """Whether a value is a tensor of which Python reads a number, and a trace sees that."""
     return isinstance(value, Tensor) and fake_below(value) is not None
+
+
+def _answer(value: Any, kind: type) -> Any:
+    """What an object of the caller's says to be as a number, which may be a symbol; of any other, the value."""
+    method = getattr(type(value), f"__{kind.__name__}__", None)
+    if not isinstance(method, types.FunctionType):
+        return value
+    answer = method(value)
+    return answer if isinstance(answer, (kind, SymInt, SymFloat)) else value  # then Python says what is wrong with it
 
 
 class _Float(metaclass=Converted):

@@ -63,6 +63,11 @@ def current_listener() -> Listener | None:
     return _listener.get()
 
 
+def module_of(kind: type) -> str:
+    """The module that a class says it is of; one that was made where there was none (``exec``) may not say."""
+    return getattr(kind, "__module__", "")
+
+
 def can_be_hooked(kind: type) -> bool:
     """Whether a class takes a hook: not those of C, those torch itself works with, enums, nor what forbids
     attributes to be set on it."""
@@ -70,7 +75,7 @@ def can_be_hooked(kind: type) -> bool:
     is_python = bool(kind.__flags__ & HEAP_TYPE) and not kind.__flags__ & _IMMUTABLE_TYPE
     if not plain_meta or not is_python or issubclass(kind, (enum.Enum, Tensor, BaseException)):
         return False
-    name = kind.__module__
+    name = module_of(kind)
     return name.partition(".")[0] != "torch" or f"{name}.".startswith(_WITH_STATE) or issubclass(kind, torch.nn.Module)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .code import Mentions, mentions
 from .guards import MISSING
-from .hooks import HEAP_TYPE, unhooked
+from .hooks import HEAP_TYPE, module_of, unhooked
 
 LIBRARIES = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "funcgrad", "builtins", "attr", "attrs"}
 """Packages whose code is not looked into: what it keeps to itself is no part of a program."""
@@ -54,9 +54,10 @@ _MAKE_CLASSES = {"builtins": builtins, "abc": abc}
 def package_of(kind: type) -> str:
     """The package of a class; none of one that was made by code without a module (``exec``, a metaclass), which Python
     takes for one of those who make classes."""
-    made_by = _MAKE_CLASSES.get(kind.__module__)
+    module = module_of(kind)
+    made_by = _MAKE_CLASSES.get(module)
     may_lack_one = made_by is not None and kind.__flags__ & HEAP_TYPE and not hasattr(made_by, kind.__name__)
-    return "" if may_lack_one and not _has_module(kind) else package(kind.__module__)
+    return "" if may_lack_one and not _has_module(kind) else package(module)
 
 
 def _has_module(kind: type) -> bool:
@@ -88,7 +89,7 @@ def is_of_library(value: Any, module: types.ModuleType) -> bool:
 def is_of_trace(value: Any) -> bool:
     """Whether something stands in a library while some thread traces: what it replaces is there again on each
     call."""
-    made_in = value.__globals__.get("__name__") if isinstance(value, types.FunctionType) else type(value).__module__
+    made_in = value.__globals__.get("__name__") if isinstance(value, types.FunctionType) else module_of(type(value))
     return package(made_in) == "funcgrad"
 
 
@@ -108,7 +109,7 @@ def is_installed_function(function: types.FunctionType) -> bool:
 
 def is_installed(kind: type) -> bool:
     """Whether a class is of an installed package, whose functions nobody exchanges."""
-    module = sys.modules.get(kind.__module__)
+    module = sys.modules.get(module_of(kind))
     return is_installed_file(str(getattr(module, "__file__", "")))
 
 

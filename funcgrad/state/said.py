@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from .guards import Guard
+from .hooks import module_of
 from .names import package
 from .settings import Setting
 
@@ -19,6 +20,6 @@ def is_read(guard: Guard) -> bool:
     if place.kind == "class":
         return guard.how != "absent" and not hasattr(type(guard.value), "__get__")
     if place.kind == "slot":  # not the derivatives that an opaque call was given
-        is_derivative = package(type(place.owner).__module__) == "funcgrad" and not isinstance(place.owner, Setting)
+        is_derivative = package(module_of(type(place.owner))) == "funcgrad" and not isinstance(place.owner, Setting)
         return not place.key.startswith("__") and not is_derivative
     return place.kind != "type"

@@ -22,6 +22,7 @@ import torch
 import torch.distributed
 
 from .guards import Place
+from .hooks import module_of
 from .names import found_on
 from .values import is_plain
 
@@ -175,7 +176,7 @@ _flags: dict[tuple[int, str], Setting] = {}
 
 def keeps_flags(owner: Any) -> bool:
     """Whether it is a module of torch's, or an object in one, whose class may read attributes somewhere else."""
-    return type(owner).__module__.startswith(_KEEP_FLAGS)
+    return module_of(type(owner)).startswith(_KEEP_FLAGS)
 
 
 def names_of_flags(owner: Any) -> set[str]:
