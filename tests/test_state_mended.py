@@ -1758,3 +1758,31 @@ def test_a_class_that_is_of_no_module():
     assert torch.equal(compiled(X), X * 2.25)
     space["C"].a = 2.0
     assert torch.equal(compiled(X), X * 4)
+
+
+KIND = "class C:\n    def __init__(self): self.a = 1\nclass E(C): pass\nclass B: a = 7\nd = C()\n"
+FUNCTION = "def g(a=1, *, b=2): return a + b\n"
+MADE_OF = {
+    "its attributes": (KIND, "d.__dict__ = dict(d.__dict__, a=d.a + 1)", "vars(d)"),
+    "attributes written to before": (KIND, "d.a = 7; d.__dict__ = dict(d.__dict__, a=d.a + 1)", "vars(d)"),
+    "its class": (KIND, "d.__class__ = E if type(d) is C else C", "type(d).__name__"),
+    "bases": (KIND, "E.__bases__ = (B,)", "E.a"),
+    "defaults": (FUNCTION, "g.__defaults__ = (g() + 1,)", "g()"),
+    "keyword defaults": (FUNCTION, "g.__kwdefaults__ = {'b': g() + 1}", "g()"),
+    "code": (FUNCTION, "g.__code__ = (lambda a=1, *, b=2: a * b + 5).__code__", "g()"),
+    "a pattern": ("p = []\n", "p.append(re.compile('a' * len(p)))", "[q.pattern for q in p]"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::funcgrad.RecompileWarning")
+@pytest.mark.parametrize("case", MADE_OF)
+def test_what_objects_are_made_of_is_replaced_in_each_call(case):
+    source, statement, shown = MADE_OF[case]
+    spaces = [world(f"import re\n{source}def f(x):\n    {statement}\n    return x * 2.0") for _ in range(2)]
+    steps = fg.jit(spaces[0]["f"], backend="aten"), spaces[1]["f"]
+    for _ in range(4):
+        seen = []
+        for step, space in zip(steps, spaces, strict=True):
+            step(X)
+            seen.append(eval(shown, space))
+        assert seen[0] == seen[1]

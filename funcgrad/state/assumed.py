@@ -170,10 +170,8 @@ class Assumed(Mentioned):
                 is_plain(value) or isinstance(value, CONTAINERS) or not is_installed(kind)
             ):
                 self._value(Place("class", kind, name, f"{kind.__name__}.{name}"), value)
-        if not is_installed(kind):
-            self._guard(Guard.of(Place("slot", kind, "__bases__", f"{kind.__name__}.__bases__"), kind.__bases__))
-            if kind in self._direct and isinstance(kind, abc.ABCMeta):
-                self._guard(Guard.registry(kind))
+        if not is_installed(kind) and kind in self._direct and isinstance(kind, abc.ABCMeta):
+            self._guard(Guard.registry(kind))
         bases = {name for c in inspect.getmro(kind)[1:] if not is_library(c) for name in among(names, c)}
         for name in (bases | by_name) - kind.__dict__.keys():
             self._guard(Guard.absent(Place("class", kind, name, f"{kind.__name__}.{name}")))

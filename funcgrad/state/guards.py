@@ -226,7 +226,7 @@ _READ: dict[str, Callable[[Any, Any], Any]] = {
 _WRITE: dict[str, Callable[[Any, Any, Any], None]] = {
     "item": lambda owner, key, value: call(owner, "__setitem__", key, value),
     "class": lambda owner, key, value: setattr(owner, key, value),
-    "slot": lambda owner, key, value: object.__setattr__(owner, key, value),
+    "slot": lambda owner, key, value: (type if isinstance(owner, type) else object).__setattr__(owner, key, value),
     "cell": lambda owner, key, value: setattr(owner, "cell_contents", value),
     "context": lambda owner, key, value: owner.set(value),
     "environ": lambda owner, key, value: operator.setitem(owner, key, value),

@@ -233,6 +233,8 @@ class Reached(Found):
         for c in [*kind.__mro__, *type(kind).__mro__]:  # type: ignore[misc]
             if not is_library(c) and c not in self.classes:
                 self.classes[c] = {k: v for k, v in c.__dict__.items() if not k.startswith("__")}
+                if not is_installed(c):
+                    self._guard(Guard.of(Place("slot", c, "__bases__", f"{c.__name__}.__bases__"), c.__bases__))
                 for member in c.__dict__:
                     self._having.setdefault(member, []).append(c)
                 self._members_of(c, self._said)

@@ -14,6 +14,7 @@ import functools
 import itertools
 import os
 import pathlib
+import re
 import types
 import uuid
 import weakref
@@ -35,7 +36,7 @@ from .builtin_methods import call
 from .caches import keeps_traced
 from .code import Mentions
 from .effects import Count, Effect, Grow, Refill, Store, refill
-from .guards import MISSING, Met, Place
+from .guards import MISSING, Guard, Met, Place
 from .hooks import can_be_hooked
 from .names import found_on, is_hook_of_module, item_name, joined, steps_of, uses_of
 from .new_values import CALLED, New, NewObject, attributes_made, is_copied, is_lasting, is_new
@@ -53,13 +54,15 @@ _CONSTANT = (
     decimal.Decimal,
     fractions.Fraction,
     pathlib.PurePath,
+    re.Pattern,
     uuid.UUID,
 )
-_NAMED = (enum.Enum, type, types.ModuleType, types.BuiltinFunctionType, weakref.ReferenceType)
+_NAMED = (enum.Enum, type, types.ModuleType, types.BuiltinFunctionType, types.CodeType, weakref.ReferenceType)
 _KEPT = (*PLAIN, *TORCH_PLAIN, np.generic, *_CONSTANT, *_NAMED)
 """What may be stored as it is: nobody can tell one from another, or it is there for good."""
 
 
+_MADE_OF = ("__dict__", "__code__", "__defaults__", "__kwdefaults__", "__bases__")
 _TURNS = 64
 """How often a loop may increase a number, for that to be found."""
 _ITEM_BY_ITEM = 64
@@ -108,6 +111,9 @@ class Written:
             self._place(place, before, place.read())
         for kind, had in watch.classes.items():
             self._class(kind, had)
+        for guard in watch.guards:
+            if guard.place.kind == "type" or (guard.place.kind == "slot" and guard.place.key in _MADE_OF):
+                self._made_of(guard)
         self._environment()
         for setting, before in watch.settings.items():
             if not same(before, now := setting.place.read()):
@@ -302,6 +308,19 @@ class Written:
                 had.get(name, MISSING),
                 kind.__dict__.get(name, MISSING),
             )
+
+    def _made_of(self, guard: Guard) -> None:
+        """An object is of another class, or has another dict of attributes; a function has other code or defaults."""
+        place = guard.place
+        if place.kind == "type":
+            place = Place("slot", place.owner, "__class__", place.name)
+        now = place.read()
+        if type(now) is types.CodeType:
+            now = original(now)
+        elif type(now) is tuple and type(guard.value) is tuple:  # symbols may stand for numbers in it
+            now = guard.value if same(guard.value, tuple(map(self._watch.number, now))) else now
+        if now is not guard.value:
+            self._place(place, guard.value, now)
 
     def _environment(self) -> None:
         before, now = self._watch.variables, dict(os.environ)
