@@ -5,6 +5,7 @@ the world.
 """
 
 import array
+import builtins
 import collections
 import contextlib
 import contextvars
@@ -1786,3 +1787,52 @@ def test_what_objects_are_made_of_is_replaced_in_each_call(case):
             step(X)
             seen.append(eval(shown, space))
         assert seen[0] == seen[1]
+
+
+HOLDER = "class Holder:\n    def __getattribute__(self, name):\n        return 1.5 if name == 'z' else object.__getattribute__(self, name)\n"
+ELSEWHERE = {
+    "a module by its name": (
+        "import importlib\nm = sys.modules['funcgrad_test_module'] = types.ModuleType('funcgrad_test_module')\nm.k = 2.0",
+        "importlib.import_module('funcgrad_test_module').k", "m.k = 3.0",
+    ),
+    "an import by hand": (
+        "m = sys.modules['funcgrad_test_module'] = types.ModuleType('funcgrad_test_module')\nm.k = 2.0",
+        "__import__('funcgrad_test_module').k", "m.k = 3.0",
+    ),
+    "a builtin": ("import builtins\nbuiltins.funcgrad_test_k = 2.0", "funcgrad_test_k", "builtins.funcgrad_test_k = 3.0"),
+    "a method of tensors": (
+        "K = [1.0]\ntorch.Tensor.funcgrad_test_by = lambda self: K[0]", "x.funcgrad_test_by()", "K[0] = 3.0"
+    ),
+    "another method of tensors": (
+        "torch.Tensor.funcgrad_test_by = lambda self: 2.0", "x.funcgrad_test_by()",
+        "torch.Tensor.funcgrad_test_by = lambda self: 3.0",
+    ),
+    "an object that says what it is": (f"{HOLDER}d = Holder()\nk = [2.0]", "d.z * k[0]", "k[0] = 3.0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ELSEWHERE)
+def test_what_lives_elsewhere_is_read_where_it_lives(case):
+    source, read, change = ELSEWHERE[case]
+    space = world(f"import sys\n{source}\ndef f(x): return x * ({read})")
+    compiled = fg.jit(space["f"], backend="aten")
+    try:
+        for _ in range(2):
+            assert torch.equal(compiled(X), space["f"](X))
+            exec(change, space)
+        assert torch.equal(compiled(X), space["f"](X))
+    finally:
+        sys.modules.pop("funcgrad_test_module", None)
+        vars(builtins).pop("funcgrad_test_k", None)
+        if hasattr(torch.Tensor, "funcgrad_test_by"):
+            del torch.Tensor.funcgrad_test_by
+
+
+@pytest.mark.parametrize(
+    "made, asked",
+    [("threading.Event()", "is_set()"), ("threading.Lock()", "locked()"), ("torch.Generator()", "initial_seed()")],
+)
+def test_what_nobody_hears_of_is_named(made, asked):
+    space = world(f"import threading\nd = {made}\ndef f(x): return x * (2 if d.{asked} else 3)")
+    with pytest.warns(fg.UnwatchedStateWarning, match=f"asks for {asked[:-2]} of a"):
+        fg.jit(space["f"], backend="aten")(X)

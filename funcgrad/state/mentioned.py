@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Set
 from itertools import pairwise
 from typing import Any
 
+from torch import Tensor
+
 from .code import Mentions, mentions, together
 from .conversions import is_stand_in, own_names
 from .guards import MISSING, Guard, Met, Place
@@ -32,8 +34,15 @@ from .renamed import original
 from .settings import Setting, flag_of, keeps_flags, names_of_flags, settings_of
 from .values import holds_tensors
 
+_OF_PYTHON = frozenset(vars(builtins))
 _STREAMS = {"stdin", "stdout", "stderr"}
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+
+
+def _put_on_tensors() -> set[str]:
+    """The methods that somebody has given the class of all tensors."""
+    members = [(name, v) for name, v in vars(Tensor).items() if isinstance(v, types.FunctionType)]
+    return {name for name, v in members if package(v.__globals__.get("__name__")) not in LIBRARIES}
 
 
 def _roots(function: types.FunctionType, said: Mentions) -> Iterator[tuple[Any, tuple[str, ...]]]:
@@ -141,13 +150,18 @@ class Mentioned(Reached):
                 self._mentioned(place, said, own)
             elif not hasattr(builtins, variable):
                 self._guard(Guard.absent(place))
+            elif variable not in _OF_PYTHON:
+                self._mentioned(Place("item", vars(builtins), variable, variable), said, own)
         for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             if isinstance(held := Place("cell", cell, None, variable).read(), types.ModuleType):
                 self._module(held, said, variable, own)
         if own:
             self._of_libraries(function, said)
         self._settings(function, said)
-        for module in sorted(said.imports):
+        by_text = (
+            said.strings if {"import_module", "__import__"} & (said.attributes | said.globals) else frozenset[str]()
+        )
+        for module in sorted(said.imports | by_text):
             if module in sys.modules:
                 if package(module) not in LIBRARIES:
                     self._guard(Guard.of(Place("item", sys.modules, module, module), sys.modules[module]))
@@ -199,6 +213,7 @@ class Mentioned(Reached):
                     self.see(value, called)
             if isinstance(value, type) and is_library(value):  # nn.Linear.forward(module, x)
                 self._library_class(value, names[-1:])
+        self._library_class(Tensor, sorted(said.attributes & _put_on_tensors()))
 
     def _settings(self, function: types.FunctionType, said: Mentions) -> None:
         """The settings of the process for which code asks, or that it sets, in the caller's own and in installed

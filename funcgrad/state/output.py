@@ -180,7 +180,7 @@ def is_kept() -> bool:
 
 def keeps(stream: Any) -> bool:
     """Whether a stream keeps what is written to it, by an attribute that is none of its own."""
-    return isinstance(stream, io.TextIOBase) and getattr(vars(stream).get("write"), "func", None) is _write
+    return issubclass(type(stream), io.TextIOBase) and getattr(vars(stream).get("write"), "func", None) is _write
 
 
 def _begin(stream: Any) -> Callable[[], Any]:

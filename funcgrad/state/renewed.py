@@ -155,8 +155,8 @@ def apart_from(guards: Iterable[Guard], parts: Collection[int]) -> Iterator[Guar
     """Guards, item by item those on the contents of a container that is among what each call brings (``parts``, by
     identity), or holds something of it."""
     for guard in guards:
-        held = guard.value.values() if isinstance(guard.value, Mapping) else guard.value
-        is_copy = guard.how != "is" and isinstance(guard.value, (*_BUILTIN, Mapping))
+        is_copy = guard.how != "is" and issubclass(type(guard.value), (*_BUILTIN, Mapping))  # its class may say another
+        held = guard.value.values() if is_copy and isinstance(guard.value, Mapping) else guard.value
         if id(guard.place.owner) in parts or (is_copy and any(id(item) in parts for item in held)):
             yield from one_by_one(guard)
         else:

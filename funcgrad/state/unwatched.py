@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import re
+import threading
 import types
 import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from ..errors import UnwatchedStateWarning
 from .assumed import Assumed
@@ -45,6 +48,10 @@ class Unwatched(Assumed):
             _warn_once(self._root, f"the function asks for {method}() of a functools.lru_cache: {_OF_CACHES[method]}")
         if "__subclasses__" in said.attributes:
             _warn_once(self._root, _CALLS.format("__subclasses__"))
+        for method in sorted(_UNHEARD.keys() & own.attributes):
+            kinds = _UNHEARD[method]
+            if kind := next((type(v) for v in self._known.values() if isinstance(v, kinds)), None):
+                _warn_once(self._root, f"the function asks for {method} of a {kind.__name__}: {_AS_TRACED}")
         for name, what in sorted(self.told.items()):
             if not own.uses.keys().isdisjoint(re.findall(r"\w+", name)):
                 _warn_once(self._root, f"the function {what.format(name)}")
@@ -64,7 +71,15 @@ class Unwatched(Assumed):
                 _warn_once(self._root, _CALLS.format(name))
 
 
-_CALLS = "the function calls {}(): what it reads by it cannot be watched, and is as it was when it was traced"
+_AS_TRACED = "what it reads by it cannot be watched, and is as it was when it was traced"
+_CALLS = f"the function calls {{}}(): {_AS_TRACED}"
+_UNHEARD: dict[str, tuple[type, ...]] = {
+    "is_set": (threading.Event,),
+    "locked": (type(threading.Lock()),),
+    "_value": (threading.Semaphore,),
+    "initial_seed": (torch.Generator,),
+}
+"""What is asked of objects into which nobody looks."""
 _SHOWN = "the text is that of its type on each call; return the tensor, and print it outside"
 _HOOKED = "eager PyTorch keeps it, and adds one on each call; here each call has its own alone. Register it outside"
 _OF_CACHES = {

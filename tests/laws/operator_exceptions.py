@@ -30,8 +30,9 @@ EXCEPTIONS: tuple[Exceptional, ...] = (
     }),
     Exceptional("DataDependentShapeError", READS, {"engine": "index_fill index_put"}),
     Exceptional("sparse", "graphs are of dense tensors", {
-        "value gradient second": "sparse.sampled_addmm sparse.mm.reduce",
-        "gradient second engine": "to_sparse",
+        "value gradient second": "sparse.sampled_addmm",
+        "value gradient": "sparse.mm.reduce",
+        "value gradient second engine": "to_sparse",
         "engine": "sparse.mm.reduce",
     }),
     Exceptional("attempting to assign a gradient",
