@@ -226,6 +226,24 @@ def test_a_dict_is_looked_into_when_it_was_written_to():
     assert found.are_broken()
 
 
+def test_a_store_that_python_has_specialised_is_noticed():
+    """After some runs of it, Python stores into a dict, or an object, without asking for the key."""
+    part, table, kind = Scaled(), {"a": 1.0}, type("Kind", (), {"a": 1.0})
+
+    def put(value):
+        part.plus = value
+        table["a"] = value
+        kind.a = value
+
+    places = [("item", vars(part), "plus"), ("item", table, "a"), ("class", kind, "a")]
+    guards = [guard_rows.Guard.of(guard_rows.Place(*place, "place"), 1.0) for place in places]
+    for guard in guards:
+        found = guard_rows.GuardRows.among([guard] * 40, lambda value: False)
+        for value in [1.0, 2.0] * 100:
+            put(value)
+            assert found.are_broken() == (value != 1.0)
+
+
 def test_without_version_tags_all_is_compared(monkeypatch):
     monkeypatch.setattr(guard_rows, "_has_version_tags", lambda: False)
     test_a_dict_is_looked_into_when_it_was_written_to()

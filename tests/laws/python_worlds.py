@@ -16,6 +16,7 @@ class Box$:
 box$ = Box$()
 """,
         attributes=(("@", "a"), ("@", "n")),
+        writes=("@.__dict__ = dict(@.__dict__, a=@.a + 1)", "vars(@)['n'] = vars(@)['a']"),
         changes=("@ = Box$()", "@ = copy.copy(@)", "@.__class__ = type('Box$b', (Box$,), {'a': 4})"),
     ),
     Kind(
@@ -32,7 +33,12 @@ made$ = Made$()
         attributes=(("@", "a"), ("@", "n"), ("type(@)", "n"), ("Base$", "a"), ("Made$", "a")),
         lists=("@.names", "Base$.names"),
         reads=("y = y * Made$.__mro__[1].a", "y = y * super(Made$, @).a"),
-        writes=("type(@).count = getattr(type(@), 'count', 0) + 1", "Base$.a += 1", "@.a += 1"),
+        writes=(
+            "type(@).count = getattr(type(@), 'count', 0) + 1",
+            "Base$.a += 1",
+            "@.a += 1",
+            "@.__class__ = Base$ if type(@) is Made$ else Made$",
+        ),
         changes=("Base$.a = 3.5", "Made$.a = 0.5", "@.a = 5", "del Base$.a", "Made$.n = 7", "@.__class__ = Base$"),
     ),
     Kind(
@@ -888,10 +894,12 @@ RATE$ = 1.5
 def rate$(k=1): return RATE$ * k
 @functools.cache
 def table$(): return [1.5, 2]
+@functools.cache
+def kept$(): return torch.zeros(3)
 cache$ = types.SimpleNamespace(f=rate$)
 """,
         numbers=("rate$()", "@.f(2)", "rate$.cache_info().hits", "table$()[0]"),
-        writes=("rate$.cache_clear()", "table$().append(1)"),
+        writes=("rate$.cache_clear()", "table$().append(1)", "kept$().add_(x.detach())\ny = y + kept$()"),
         changes=(
             "rate$.cache_clear()",
             "RATE$ = 2.5\nrate$.cache_clear()",
