@@ -82,7 +82,7 @@ def _is_traced(value: Any) -> bool:
 def _answer(value: Any, kind: type) -> Any:
     """What an object of the caller's says to be as a number, which may be a symbol; of any other, the value."""
     method = getattr(type(value), f"__{kind.__name__}__", None)
-    if not isinstance(method, types.FunctionType):
+    if isinstance(value, (SymInt, SymFloat)) or not isinstance(method, types.FunctionType):
         return value
     answer = method(value)
     return answer if isinstance(answer, (kind, SymInt, SymFloat)) else value  # then Python says what is wrong with it
