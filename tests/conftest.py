@@ -50,7 +50,7 @@ def pytest_configure(config):
     config.addinivalue_line("filterwarnings", "error::funcgrad.errors.UnresolvedCaptureWarning")
 
 
-MANY, VERY_MANY = 8, 16
+SOME, MANY, VERY_MANY = 3, 8, 16
 WHOLE = ("house/", "laws/", "test_errors.py", "test_mechanisms.py")
 """What runs whole whatever it takes: rows of which each stands for itself, and laws, which say how many they are."""
 
@@ -58,12 +58,15 @@ WHOLE = ("house/", "laws/", "test_errors.py", "test_mechanisms.py")
 @pytest.hookimpl(tryfirst=True)  # before cases are chosen by their marks
 def pytest_collection_modifyitems(items):
     """Of the cases of a ``sweep(n)``, one in n runs by default, which goes by its name; the others are ``long``. So it
-    is with three in four cases of a function that has many, and seven in eight of one that has very many."""
+    is with every other case of a function that has some, three in four of one that has many, and seven in eight of
+    one that has very many."""
     cases = collections.Counter(item.nodeid.partition("[")[0] for item in items)
     for item in items:
         function, sweep = item.nodeid.partition("[")[0], item.get_closest_marker("sweep")
         n = cases[function]
-        one_in = 1 if any(part in function for part in WHOLE) else 8 if n > VERY_MANY else 4 if n > MANY else 1
+        one_in = 8 if n > VERY_MANY else 4 if n > MANY else 2 if n > SOME else 1
+        if any(part in function for part in WHOLE):
+            one_in = 1
         if sweep is not None:
             one_in = sweep.args[0]
         if zlib.crc32(item.nodeid.encode()) % one_in:
