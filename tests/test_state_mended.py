@@ -1807,6 +1807,9 @@ ELSEWHERE = {
         "torch.Tensor.funcgrad_test_by = lambda self: 2.0", "x.funcgrad_test_by()",
         "torch.Tensor.funcgrad_test_by = lambda self: 3.0",
     ),
+    "an object that says to be of another class": (
+        "class C: pass\nclass Like:\n    __class__ = property(lambda self: C)\nd = Like()\nd.k = 2.0", "d.k", "d.k = 3.0"
+    ),
     "an object that says what it is": (f"{HOLDER}d = Holder()\nk = [2.0]", "d.z * k[0]", "k[0] = 3.0"),
 }  # fmt: skip
 

@@ -311,10 +311,9 @@ class Written:
 
     def _made_of(self, guard: Guard) -> None:
         """An object is of another class, or has another dict of attributes; a function has other code or defaults."""
-        place = guard.place
-        if place.kind == "type":
+        place, now = guard.place, guard.place.read()
+        if place.kind == "type":  # which an object may say to be another
             place = Place("slot", place.owner, "__class__", place.name)
-        now = place.read()
         if type(now) is types.CodeType:
             now = original(now)
         elif type(now) is tuple and type(guard.value) is tuple:  # symbols may stand for numbers in it
