@@ -1807,6 +1807,9 @@ ELSEWHERE = {
         "torch.Tensor.funcgrad_test_by = lambda self: 2.0", "x.funcgrad_test_by()",
         "torch.Tensor.funcgrad_test_by = lambda self: 3.0",
     ),
+    "an object with a word in what is read": (
+        f"{HOLDER}d = Holder()\nd.n = 2.0", "vars(d)['n']", "d.__dict__ = dict(d.__dict__)\nd.n = 3.0"
+    ),
     "an object that says to be of another class": (
         "class C: pass\nclass Like:\n    __class__ = property(lambda self: C)\nd = Like()\nd.k = 2.0", "d.k", "d.k = 3.0"
     ),

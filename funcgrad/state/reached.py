@@ -330,9 +330,10 @@ class Reached(Found):
                 self._value(Place("slot", value, "rules", joined(name, "rules")), value.rules)
             return
         own = attributes_of(value)
-        says_itself = any(isinstance(unhooked(c), types.FunctionType) for c in kind.__mro__)  # by __getattribute__
+        says_how = any(isinstance(unhooked(c), types.FunctionType) for c in kind.__mro__)  # a __getattribute__
+        says_another = says_how and getattr(value, "__dict__", None) is not own
         # it may be another; a threading.local has one for each thread
-        if own is not None and not is_library(kind) and not says_itself:
+        if own is not None and not is_library(kind) and not says_another:
             self._guard(Guard.of(Place("slot", value, "__dict__", joined(name, "__dict__")), own))
         if not is_library(kind) or isinstance(value, torch.nn.Module):
             self._guard(Guard(Place("type", value, None, f"type of {name or kind.__name__}"), kind, "is"))
