@@ -127,9 +127,7 @@ def test_a_step_of_generation():
     compiled = fg.jit(model)
     found, expected = (call(numbers(), None) for call in (compiled, model))
     for seed in range(1, 4):
-        found, expected = (
-            call(numbers(seed), r["cache"]) for call, r in ((compiled, found), (model, expected))
-        )
+        found, expected = (call(numbers(seed), r["cache"]) for call, r in ((compiled, found), (model, expected)))
         torch.testing.assert_close(found["logits"], expected["logits"])
         torch.testing.assert_close(found["cache"].first, expected["cache"].first)
         assert found["cache"].seen == expected["cache"].seen
