@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .. import refusals
 from ..errors import FuncgradError
+from ..state.hooks import module_of
 from ..state.lines import user_line
 from ..torch_private.fakes import VIEW_WILL_NOT_DO, DataDependentOutputException, DynamicOutputShapeException
 from ..torch_private.operators import DYNAMO as _DYNAMO
@@ -51,7 +52,7 @@ def named_error(error: Exception) -> FuncgradError | None:
     if isinstance(error, DynamicOutputShapeException):
         refusal = refusals.SIZE_OF_SOLUTION if "lstsq" in str(error.func) else refusals.SIZE_OF_VALUES
         return refusal(error.func, where=where)
-    if type(error).__module__.startswith(_DYNAMO) or (
+    if module_of(type(error)).startswith(_DYNAMO) or (
         isinstance(error, RuntimeError) and "found no compiled frames" in text
     ):
         return unsupported_operator(

@@ -164,10 +164,13 @@ rows follow of that dict, and nothing."""
 class GuardRows:
     """Guards, and the rows that C compares for them."""
 
-    guards: Sequence[Guard]
     rows: Sequence[_Row]
     of_rows: Sequence[Guard | None]
     first_that_differs: Callable[[int], int]
+
+    @property
+    def guards(self) -> list[Guard]:
+        return [guard for guard in self.of_rows if guard is not None]
 
     @staticmethod
     def among(guards: Iterable[Guard], is_brought: Callable[[Any], bool]) -> GuardRows | None:
@@ -185,7 +188,7 @@ class GuardRows:
         of_rows, rows = zip(*_by_owner(found), strict=True)
         words = [word for row in rows for word in _words(*row)]
         table, n = (ctypes.c_ssize_t * len(words))(*words), len(rows)
-        return GuardRows([guard for guard, _ in found], rows, of_rows, lambda at: compare(table, at, n))
+        return GuardRows(rows, of_rows, lambda at: compare(table, at, n))
 
     def are_broken(self) -> bool:
         """Whether one of them does not hold."""

@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -66,6 +67,11 @@ def current_listener() -> Listener | None:
 def module_of(kind: type) -> str:
     """The module that a class says it is of; one that was made where there was none (``exec``) may not say."""
     return getattr(kind, "__module__", "")
+
+
+def says_what_it_has(kind: type) -> bool:
+    """Whether a class of the caller's says what the attributes of its objects are (``__getattribute__``)."""
+    return any(isinstance(unhooked(c), types.FunctionType) for c in kind.__mro__)
 
 
 def can_be_hooked(kind: type) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Set
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .code import Mentions, mentions, together
@@ -39,10 +40,10 @@ _STREAMS = {"stdin", "stdout", "stderr"}
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 
 
-def _put_on_tensors() -> set[str]:
-    """The methods that somebody has given the class of all tensors."""
-    members = [(name, v) for name, v in vars(Tensor).items() if isinstance(v, types.FunctionType)]
-    return {name for name, v in members if package(v.__globals__.get("__name__")) not in LIBRARIES}
+def _put_on_tensors(names: Set[str]) -> list[str]:
+    """Those of some names that are methods which somebody has given the class of all tensors."""
+    members = [(name, vars(Tensor)[name]) for name in names & vars(Tensor).keys()]
+    return sorted(name for name, v in members if isinstance(v, types.FunctionType) and not is_of_library(v, torch))
 
 
 def _roots(function: types.FunctionType, said: Mentions) -> Iterator[tuple[Any, tuple[str, ...]]]:
@@ -213,7 +214,7 @@ class Mentioned(Reached):
                     self.see(value, called)
             if isinstance(value, type) and is_library(value):  # nn.Linear.forward(module, x)
                 self._library_class(value, names[-1:])
-        self._library_class(Tensor, sorted(said.attributes & _put_on_tensors()))
+        self._library_class(Tensor, _put_on_tensors(said.attributes))
 
     def _settings(self, function: types.FunctionType, said: Mentions) -> None:
         """The settings of the process for which code asks, or that it sets, in the caller's own and in installed

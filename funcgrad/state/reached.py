@@ -27,7 +27,7 @@ from .buffers import BUFFERS, held_by, is_buffer
 from .caches import Cache, results_of
 from .found import Found
 from .guards import MISSING, Guard, Met, Place
-from .hooks import can_be_hooked, hook, unhooked
+from .hooks import can_be_hooked, hook, says_what_it_has
 from .impure import GENERATORS, Generator, is_iterator, levels_of, refuse_iterator
 from .names import (
     CONSTRUCTORS,
@@ -330,10 +330,9 @@ class Reached(Found):
                 self._value(Place("slot", value, "rules", joined(name, "rules")), value.rules)
             return
         own = attributes_of(value)
-        says_how = any(isinstance(unhooked(c), types.FunctionType) for c in kind.__mro__)  # a __getattribute__
-        says_another = says_how and getattr(value, "__dict__", None) is not own
+        is_said = not says_what_it_has(kind) or getattr(value, "__dict__", None) is own
         # it may be another; a threading.local has one for each thread
-        if own is not None and not is_library(kind) and not says_another:
+        if own is not None and not is_library(kind) and is_said:
             self._guard(Guard.of(Place("slot", value, "__dict__", joined(name, "__dict__")), own))
         if not is_library(kind) or isinstance(value, torch.nn.Module):
             self._guard(Guard(Place("type", value, None, f"type of {name or kind.__name__}"), kind, "is"))

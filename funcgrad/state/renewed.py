@@ -23,7 +23,7 @@ from attrs import evolve, frozen
 
 from .given import OF_ITEMS
 from .guards import Constant, Guard, Place
-from .hooks import can_be_hooked, unhooked
+from .hooks import can_be_hooked, says_what_it_has
 from .names import attributes_of, is_library, item_name, slots_of
 from .values import is_plain, shape_of
 
@@ -63,8 +63,7 @@ def may_be_another(was: Any, now: Any) -> bool:
         return _made_of(was) == _made_of(now)
     is_own = not is_library(kind) or issubclass(kind, torch.nn.Module)
     has_own = attributes_of(was) is not None or bool(slots_of(kind))
-    says_how = any(isinstance(unhooked(c), types.FunctionType) for c in kind.__mro__)  # its attributes are read
-    return is_own and has_own and can_be_hooked(kind) and not says_how
+    return is_own and has_own and can_be_hooked(kind) and not says_what_it_has(kind)  # its attributes are read
 
 
 def _made_of(function: types.FunctionType) -> tuple[Any, ...]:

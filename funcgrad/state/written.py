@@ -63,6 +63,7 @@ _KEPT = (*PLAIN, *TORCH_PLAIN, np.generic, *_CONSTANT, *_NAMED)
 
 
 _MADE_OF = ("__dict__", "__code__", "__defaults__", "__kwdefaults__", "__bases__")
+"""What objects, functions and classes keep in no dict, and may be given another of."""
 _TURNS = 64
 """How often a loop may increase a number, for that to be found."""
 _ITEM_BY_ITEM = 64

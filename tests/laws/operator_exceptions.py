@@ -31,9 +31,8 @@ EXCEPTIONS: tuple[Exceptional, ...] = (
     Exceptional("DataDependentShapeError", READS, {"engine": "index_fill index_put"}),
     Exceptional("sparse", "graphs are of dense tensors", {
         "value gradient second": "sparse.sampled_addmm",
-        "value gradient": "sparse.mm.reduce",
+        "value gradient engine": "sparse.mm.reduce",
         "value gradient second engine": "to_sparse",
-        "engine": "sparse.mm.reduce",
     }),
     Exceptional("attempting to assign a gradient",
     "Python may not give a sparse leaf the dense gradient that the engine gives it", {
