@@ -339,3 +339,96 @@ def test_data_on_the_meta_device_is_made_inside(make: Callable[..., torch.Tensor
     assert torch.equal(found[0], torch.full((2,), 2.0))
     with torch.device("meta"):
         assert fg.jit(lambda x: torch.tensor([1.0, 2.0]) + x)(torch.ones(2)).is_meta
+
+
+LEFT: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[], Any]]] = {
+    "grad mode": (
+        lambda: torch.set_grad_enabled(False),
+        torch.is_grad_enabled,
+        lambda: torch.set_grad_enabled(True),
+    ),
+    "autocast": (
+        lambda: torch.set_autocast_enabled("cpu", True),
+        lambda: torch.is_autocast_enabled("cpu"),
+        lambda: torch.set_autocast_enabled("cpu", False),
+    ),
+    "dtype of autocast": (
+        lambda: torch.set_autocast_dtype("cpu", torch.float16),
+        lambda: torch.get_autocast_dtype("cpu"),
+        lambda: torch.set_autocast_dtype("cpu", torch.bfloat16),
+    ),
+    "attention": (
+        lambda: torch.backends.cuda.enable_flash_sdp(False),
+        torch.backends.cuda.flash_sdp_enabled,
+        lambda: torch.backends.cuda.enable_flash_sdp(True),
+    ),
+    "oneDNN": (
+        lambda: torch.backends.mkldnn.set_flags(False),
+        lambda: torch.backends.mkldnn.enabled,
+        lambda: torch.backends.mkldnn.set_flags(True),
+    ),
+    "fast path": (
+        lambda: torch.backends.mha.set_fastpath_enabled(False),
+        torch.backends.mha.get_fastpath_enabled,
+        lambda: torch.backends.mha.set_fastpath_enabled(True),
+    ),
+    "print options": (
+        lambda: torch.set_printoptions(precision=2),
+        lambda: str(torch.tensor(1 / 3)),
+        lambda: torch.set_printoptions(precision=4),
+    ),
+    "denormals": (
+        lambda: torch.set_flush_denormal(True),
+        lambda: float(torch.tensor(1e-40) * 1),
+        lambda: torch.set_flush_denormal(False),
+    ),
+    "swapped parameters": (
+        lambda: torch.__future__.set_swap_module_params_on_conversion(True),
+        torch.__future__.get_swap_module_params_on_conversion,
+        lambda: torch.__future__.set_swap_module_params_on_conversion(False),
+    ),
+    "switch interval": (
+        lambda: sys.setswitchinterval(0.01),
+        sys.getswitchinterval,
+        lambda: sys.setswitchinterval(0.005),
+    ),
+}
+"""How a function sets it, how it is asked for, how it is set back."""
+
+
+@pytest.mark.parametrize("which", LEFT)
+def test_what_a_function_sets_it_sets_in_each_call(which: str) -> None:
+    put, ask, undo = LEFT[which]
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        put()
+        return x * 2
+
+    compiled, x, had = fg.jit(f), torch.ones(2, requires_grad=True), ask()
+    try:
+        f(x)
+        left = ask()
+        undo()
+        for _ in range(3):
+            assert ask() == had
+            result = compiled(x)
+            assert ask() == left != had
+            assert result.requires_grad is (which != "grad mode")
+            undo()
+        assert compiled.cache_info().misses == 1
+    finally:
+        undo()
+
+
+def test_filters_of_warnings_are_set_in_each_call() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        warnings.simplefilter("error", UserWarning)
+        return x * 2
+
+    compiled = fg.jit(f)
+    for _ in range(3):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compiled(torch.ones(2))
+            with pytest.raises(UserWarning):
+                warnings.warn("as it was set", UserWarning, stacklevel=1)

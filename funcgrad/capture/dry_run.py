@@ -25,6 +25,7 @@ from ..state.hooks import listening
 from ..state.impure import refuse_draw
 from ..state.late import Late
 from ..state.renewed import Brought
+from ..state.settings import GRAD_MODE
 from ..state.state import State, state_of
 from ..state.watch import Converting, Watch
 from ..state.written import Written
@@ -183,6 +184,7 @@ class DryRun:
                 trace.lifter,
             ):
                 result = function(*args, **kwargs)
+                grad_mode = torch.is_grad_enabled()
             for handle in self._handles:
                 handle.remove()
             require_same(unseen)
@@ -194,11 +196,7 @@ class DryRun:
             require_unhooked(trace.hooked, leaves)
             lasting = (self._mirrored[id(t)].seen for _, t in self._reals if t.is_leaf and t.requires_grad)
             self.watch.hooked = {trace.hooked[id(v)] or "" for v in lasting if id(v) in trace.hooked}
-            self._left = trace.written() if self._replays or trace.runs_again else None
-            require_stored_nowhere(opening, self._left)
-            for new in self._left.stores.values() if self._left is not None else ():
-                trace.named(new)  # it may be met here for the first time
-            self.watch.first = None if self._left is None else self._left.effects
+            self._take_written(grad_mode, opening)
             facts = self._facts(leaves, paths, root)
         except BaseException as error:
             self.watch.forget()
@@ -241,6 +239,18 @@ class DryRun:
         brought = Brought() if self._splits and (late or writes) else facts.state.brought
         state = evolve(facts.state, guards=guards, late=late, brought=brought)
         return evolve(facts, state=state, also=also, apart=apart)
+
+    def _take_written(self, grad_mode: bool, opening: Opening | None) -> None:
+        """What the function has written to Python state, and in which grad mode it has ended."""
+        trace = self.trace
+        assert self.watch is not None
+        self._left = trace.written() if self._replays or trace.runs_again else None
+        if self._left is not None:
+            self._left.sets(GRAD_MODE, self._grad, grad_mode)
+        require_stored_nowhere(opening, self._left)
+        for new in self._left.stores.values() if self._left is not None else ():
+            trace.named(new)  # it may be met here for the first time
+        self.watch.first = None if self._left is None else self._left.effects
 
     def _has_happened(self, written: Written, error: Exception) -> None:
         """The backward pass of a pullback raises an error of the caller's: what it has done in Python before stays
@@ -442,7 +452,7 @@ class DryRun:
         extra |= {NewGradient(slot): self.trace.named(new) for slot, new in of_made.items()}
         changed = [m.family for m in self._mirrored.values() if m.family.grad_fn is not m.history]
         with_history = [*made.values(), *changed]
-        refuse_retained(made, with_history)
+        refuse_retained(made | {slot: v for slot, v in kept.items() if isinstance(v, Tensor)}, with_history)
         result_gradients = tuple(slot for slot in made if NewGradient(slot) in extra)
         looks = {
             slot: g

@@ -25,15 +25,17 @@ from ..checkpoint_policies import Policy
 from ..errors import FuncgradError
 from ..options import BackwardAutocast, Randomness
 from ..slots import Arg, Captured, Final, NewGradient, NewMemory, Rewritten, Signature, Slot, State, Stored
-from ..state.effects import Effect, same_effects
+from ..state.effects import Effect, Store, same_effects
+from ..state.guards import Place
 from ..state.watch import Watch
 from ..state.written import Written
 from ..subclasses import inner_tensors
+from ..torch_private.modes import without_function_modes
 from ..trees import Tree
 from .capture_sources import GradientOf
 from .facts import Facts, naming
 from .floats import VaryingNumbersError
-from .inputs import Inputs
+from .inputs import CapturedTensor, Inputs
 from .inverse import Inverse
 from .lineage import Lineage
 from .onward import Handing
@@ -97,10 +99,12 @@ class Inner:
             elif captured.slot in read_again and not trace.stands_for(then[captured.slot], captured.read({})):
                 here.enter_context(trace.binding([(captured.read({}), seen[captured.slot])]))
             else:
-                trace.bind(captured.read({}), seen[captured.slot])
+                trace.bind(_there(captured), seen[captured.slot])
         trace.questions.known = _answers(self.facts, seen)
         trace.hooks.begin(self.facts.hooks)
-        gradients = {slot: value.grad for slot, value in seen.items() if isinstance(value, Tensor) and is_leaf(value)}
+        with without_function_modes():  # it is not the function that asks
+            leaves_seen = {s: v for s, v in seen.items() if isinstance(v, Tensor) and is_leaf(v)}
+            gradients = {slot: value.grad for slot, value in leaves_seen.items()}
         known = {output.view.of for output in self.facts.outputs if output.view is not None and output.view.steps}
         is_base = (lambda base, _: base in known) if self.splits else None
         slot_of = {id(value): slot for slot, value in reversed(seen.items()) if isinstance(value, Tensor)}
@@ -139,6 +143,8 @@ class Inner:
         handing.require_all()
         _require_same_effects(trace.watch, written.effects)
         owners: dict[Any, Any] = {**seen, **results_by_slot(leaves, paths, slot_of, self.out_slot)}
+        if again is not None:
+            own = self._stored_before(trace, own) | own
         leaves += [self._given(trace, slot, owners, own) for slot in self.facts.given]
         paths = [*paths, *map(str, self.facts.given)]
         outputs, bases = look_at_outputs(leaves, paths, slot_of, trace.lineage, self.named, is_base)
@@ -208,7 +214,7 @@ class Inner:
         }
         args, kwargs = self._arguments(seen)
         alone = facts.state.late.alone
-        with trace.binding([(c.read({}), seen[c.slot]) for c in facts.captured if c.slot not in alone]):
+        with trace.binding([(_there(c), seen[c.slot]) for c in facts.captured if c.slot not in alone]):
             opening = Opening(trace.watch) if self.facts.opens and trace.watch is not None else None
             leaves, _, paths = flatten_result(self.definition(*args, **kwargs), (), opening)
         of: dict[Slot, Any] = {self.named(path): leaf for path, leaf in zip(paths, leaves, strict=True)}
@@ -249,6 +255,15 @@ class Inner:
             else trace.named(trace.lineage.gradient_of(seen[slot.of]))
         )
 
+    def _stored_before(self, trace: Trace, stored: Mapping[Stored, Tensor]) -> dict[Stored, Tensor]:
+        """What a function that runs once more stores where it is already, since the function was called; not where it
+        has read another tensor before."""
+        missing = {slot.name: slot for slot in self.facts.given if isinstance(slot, Stored) and slot not in stored}
+        read = {c.origin.location for c in self.facts.captured if isinstance(c.origin, Place)}
+        places = [effect.place for effect in self.facts.state.effects if isinstance(effect, Store)]
+        held = {missing[p.name]: p.read() for p in places if p.name in missing and p.location not in read}
+        return {slot: trace.named(trace.operand(v)) for slot, v in held.items() if isinstance(v, Tensor)}
+
     def _require_constant(self, leaves: Sequence[Any], written: Written, again: bool) -> None:
         """What the dry run took for constants, this run must: sizes are symbols here alone."""
         constant = [(o.path, v) for o, v in zip(self.facts.outputs, leaves, strict=True) if not o.is_dynamic]
@@ -273,7 +288,8 @@ class Inner:
         for slot, value in seen.items():
             given = first.get(slot, slot) in self.facts.gradients
             if isinstance(value, Tensor) and (given or is_leaf(value)):
-                now = lineage.gradient_of(value)
+                with without_function_modes():
+                    now = lineage.gradient_of(value)
                 found = None if now is before.get(slot) and not given else now is not None
                 if found != self.facts.gradients.get(first.get(slot, slot)):
                     raise refusals.GRADIENT_IN_TWO_RUNS(slot, where=str(slot))
@@ -310,6 +326,13 @@ class Inner:
         with torch.enable_grad():
             views = {id(memory[slot]): take(memory[slot], (ALIAS,)) for slot in slots}
         return {slot: views.get(id(value), value) for slot, value in seen.items()}
+
+
+def _there(captured: CapturedTensor) -> Tensor:
+    """The tensor that lives in its place: there may be none any more where the function runs once more."""
+    if not isinstance(tensor := captured.read({}), Tensor):
+        raise refusals.REBOUND_BEFORE_BACKWARD(captured.slot, where=str(captured.slot))
+    return tensor
 
 
 def kept_apart(stored: Any, splits: bool, lineage: Lineage) -> Any:

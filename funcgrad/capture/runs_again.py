@@ -21,6 +21,8 @@ def running_again(trace: Trace, guards: Sequence[Guard], happened: bool = False)
     with contextlib.ExitStack() as stack:
         with listening(None):
             changed = stack.enter_context(holding(guards))
+            if changed:  # not by the function
+                trace.watch.begins_anew()
         try:
             yield
             if happened or changed:

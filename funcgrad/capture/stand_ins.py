@@ -141,8 +141,9 @@ def mirror_alone(trace: Trace, real: Tensor, grad: bool) -> Mirrored:
         return _mirrored(_view(family, base, real), family, leaf, memory)
     memory = trace.plain_stand_in(real)
     if base is not None and not base.requires_grad and not is_wrapper_subclass(real) and not is_transform_wrapper(real):
-        family = memory.detach()
-        with torch.enable_grad():
+        # the call may be in inference mode, whose views of what does not require grad autograd does not know
+        with torch.inference_mode(False), torch.enable_grad():
+            family = memory.detach()
             seen = take(family, (ALIAS,))
         set_creation_meta(seen, creation_meta(real))
         seen.requires_grad_(tracked)  # a leaf for itself

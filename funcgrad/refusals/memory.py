@@ -89,7 +89,7 @@ GRADIENT_RESTRIDED = Refusal(
 )
 RETURNS_RETAINED = Refusal(
     MutationError,
-    "the function returns {0}, which keeps its gradient (retain_grad()), beside what depends on it",
+    "the function returns, or stores, {0}, which keeps its gradient (retain_grad()), beside what depends on it",
     "compute what depends on it in another function",
 )
 OTHER_MEMORY = Refusal(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import refusals
 from ..subclasses import is_traced
-from ..torch_private.tensors import storage_id
+from ..torch_private.tensors import storage_id, unwrap_transform
 from ..trees import flatten
 from .lines import user_line
 
@@ -92,4 +92,6 @@ def keeps_traced(cache: Any) -> bool:
 
 
 def _leaves(cache: Any) -> list[Any]:
-    return [leaf for value in results_of(cache) for leaf in flatten(value)[0]]
+    """Leaves of what it keeps; of what a transform has wrapped, what is below."""
+    leaves = [leaf for value in results_of(cache) for leaf in flatten(value)[0]]
+    return [unwrap_transform(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]

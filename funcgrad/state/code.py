@@ -76,6 +76,12 @@ class Mentions:
     """Builtins by which it reads what stands nowhere in it."""
 
     @property
+    def modules(self) -> frozenset[str]:
+        """The modules it imports, and what may name one."""
+        by_text = {"import_module", "__import__"} & (self.attributes | self.globals)
+        return self.imports | self.strings if by_text else self.imports
+
+    @property
     def by_name(self) -> bool:
         """Whether attributes are reached whose names stand nowhere (``getattr(cfg, key)``, ``vars(cfg)``)."""
         return bool(

@@ -229,7 +229,8 @@ _WRITE: dict[str, Callable[[Any, Any, Any], None]] = {
     "slot": lambda owner, key, value: (type if isinstance(owner, type) else object).__setattr__(owner, key, value),
     "cell": lambda owner, key, value: setattr(owner, "cell_contents", value),
     "context": lambda owner, key, value: owner.set(value),
-    "environ": lambda owner, key, value: operator.setitem(owner, key, value),
+    # what is not set reads as None
+    "environ": lambda owner, key, value: owner.pop(key, None) if value is None else operator.setitem(owner, key, value),
 }
 _DELETE: dict[str, Callable[[Any, Any], None]] = {
     "item": lambda owner, key: call(owner, "__delitem__", key),
@@ -340,6 +341,8 @@ class Guard:
         """The same of what is there now."""
         if (now := self.place.read()) is MISSING:
             return Guard.absent(self.place)
+        if self.how in _COMPARED_AS:
+            return Guard(self.place, _COMPARED_AS[self.how](now), self.how)
         if self.place.kind == "itself":
             return Guard.contents(now, copied(now), self.place.name)
         return Guard(self.place, weakref.ref(now), "tensor") if isinstance(now, Tensor) else Guard.of(self.place, now)

@@ -101,7 +101,7 @@ def refuse_draw(generator: Generator) -> ImpureFunctionError:
 def _mentions(
     names: frozenset[str], generator: Generator, said: Mentions, functions: Collection[types.FunctionType]
 ) -> bool:
-    if names & (said.globals | said.attributes | said.imports):
+    if names & (said.globals | said.attributes | said.modules):
         return True
     values = [function.__globals__.get(name) for function in functions for name in function.__code__.co_names]
     return any(isinstance(v, types.BuiltinMethodType) and isinstance(v.__self__, GENERATORS) for v in values)

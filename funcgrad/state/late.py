@@ -24,6 +24,7 @@ from .guards import Guard, Place
 from .hooks import can_be_hooked
 from .names import HOOK_TABLES, TABLES, taken_apart
 from .reached import CONTAINERS
+from .settings import Setting
 from .values import copied, same
 
 
@@ -82,7 +83,9 @@ class ReadInBackward:
     def place(self, place: Place) -> bool:
         """Whether what lives there is."""
         found = self._found
-        if found.failed_in_backward or place.identity in found.read_in_backward or isinstance(place.owner, Place):
+        if found.failed_in_backward or place.identity in found.read_in_backward:
+            return True
+        if isinstance(place.owner, (Place, Setting)):  # no hook hears of what asks for a setting
             return True
         if place.kind == "item":
             return self._item(place)

@@ -159,10 +159,7 @@ class Mentioned(Reached):
         if own:
             self._of_libraries(function, said)
         self._settings(function, said)
-        by_text = (
-            said.strings if {"import_module", "__import__"} & (said.attributes | said.globals) else frozenset[str]()
-        )
-        for module in sorted(said.imports | by_text):
+        for module in sorted(said.modules):
             if module in sys.modules:
                 if package(module) not in LIBRARIES:
                     self._guard(Guard.of(Place("item", sys.modules, module, module), sys.modules[module]))
@@ -241,12 +238,13 @@ class Mentioned(Reached):
 
     def _flag(self, flag: Setting | None) -> None:
         if flag is not None:
-            self.settings.setdefault(flag, flag.place.read())
             self._setting(flag)
 
     def _setting(self, setting: Setting) -> None:
         if (value := setting.place.read()) is not MISSING:
             self._guard(Guard.of(setting.place, value))
+            if setting.put is not None:
+                self.settings.setdefault(setting, value)
 
     def _library_member(self, module: types.ModuleType, name: str, called: str) -> Any:
         """What stands in a module of a library, guarded; ``MISSING`` where it is what a trace has put there."""

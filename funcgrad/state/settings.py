@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import types
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 import torch.distributed
 
+from ..torch_private.texts import print_options, set_print_options
 from .guards import Place
 from .hooks import module_of
 from .names import found_on
@@ -99,6 +101,31 @@ DECIMALS = Setting(
 """How numbers of ``decimal`` are computed with, wherever one is."""
 
 
+def _flushes_denormals() -> bool:
+    """Asked of the processor: torch has no question for it."""
+    return _DENORMAL * 1.0 == 0.0
+
+
+_DENORMAL = 5e-324
+
+
+_OF_WARNINGS = (warnings.simplefilter, warnings.filterwarnings, warnings.resetwarnings)
+
+
+def _filters() -> tuple[Any, ...]:
+    return tuple(warnings.filters)
+
+
+def _set_filters(was: tuple[Any, ...]) -> None:
+    with warnings.catch_warnings():  # which forgets, at its end, what has been warned of under other filters
+        pass
+    warnings.filters[:] = was  # type: ignore[index]
+
+
+GRAD_MODE = Setting("torch.is_grad_enabled()", torch.is_grad_enabled, torch.set_grad_enabled)
+"""Part of every key; a function may leave it other than it was."""
+
+
 def _text_of(function: Callable[[], Any]) -> str:
     return repr(function())
 
@@ -110,6 +137,13 @@ _PAIRS = {
     "get_default_dtype": "set_default_dtype",
     "is_warn_always_enabled": "set_warn_always",
     "is_autocast_cache_enabled": "set_autocast_cache_enabled",
+    "backends.cuda.flash_sdp_enabled": "backends.cuda.enable_flash_sdp",
+    "backends.cuda.mem_efficient_sdp_enabled": "backends.cuda.enable_mem_efficient_sdp",
+    "backends.cuda.math_sdp_enabled": "backends.cuda.enable_math_sdp",
+    "backends.cuda.cudnn_sdp_enabled": "backends.cuda.enable_cudnn_sdp",
+    "backends.mha.get_fastpath_enabled": "backends.mha.set_fastpath_enabled",
+    "__future__.get_overwrite_module_params_on_conversion": "__future__.set_overwrite_module_params_on_conversion",
+    "__future__.get_swap_module_params_on_conversion": "__future__.set_swap_module_params_on_conversion",
 }
 _MORE = {
     "get_deterministic_debug_mode": (
@@ -118,11 +152,59 @@ _MORE = {
     )
 }
 _ANOMALY = (torch.autograd.set_detect_anomaly, torch.autograd.detect_anomaly)
+_FLAGS = (
+    (torch.backends.mkldnn, ("enabled", "deterministic", "allow_tf32")),
+    (torch.backends.cudnn, ("enabled", "benchmark", "deterministic", "allow_tf32")),
+)
+"""What ``set_flags`` of a module of ``torch.backends`` sets, besides the attributes themselves."""
+
+
+def _set_flag(module: Any, name: str, value: Any) -> None:
+    module.set_flags(**{f"_{name}": value})
+
+
+def _autocast() -> Iterator[Setting]:
+    """By device, which functions name: whether autocast is on, and its dtype; what asked for them once warns."""
+    of_cpu = (torch.is_autocast_cpu_enabled, torch.set_autocast_cpu_enabled)
+    dtype_of_cpu = (torch.get_autocast_cpu_dtype, torch.set_autocast_cpu_dtype)
+    of_gpu = (torch.get_autocast_gpu_dtype, torch.set_autocast_gpu_dtype)
+    for asks, puts, once in (
+        (torch.is_autocast_enabled, torch.set_autocast_enabled, {"cpu": of_cpu, "cuda": ()}),
+        (torch.get_autocast_dtype, torch.set_autocast_dtype, {"cpu": dtype_of_cpu, "cuda": of_gpu}),
+    ):
+        for device, by in once.items():
+            ask, put = functools.partial(asks, device), functools.partial(puts, device)
+            yield Setting(f"torch.{asks.__name__}({device!r})", ask, put, (asks, puts, *by))
+
+
+def _in_torch(path: str) -> Any:
+    """What a name in torch means; None in a torch without (without ``torch.distributed``)."""
+    try:
+        return operator.attrgetter(path)(torch)
+    except AttributeError:
+        return None
+
+
+def _set_by_functions() -> Iterator[Setting]:
+    for asks, puts in _PAIRS.items():
+        if (ask := _in_torch(asks)) is not None:
+            yield Setting(f"torch.{asks}()", ask, _in_torch(puts), _MORE.get(asks, ()))
+    for module, names in _FLAGS:
+        for name in names:
+            if hasattr(module, name):
+                get, put = functools.partial(getattr, module, name), functools.partial(_set_flag, module, name)
+                yield Setting(f"{module.__name__}.{name}", get, put, (module.set_flags,))
+
+
 SETTINGS = (
-    *(Setting(f"torch.{a}()", getattr(torch, a), getattr(torch, p), _MORE.get(a, ())) for a, p in _PAIRS.items()),
+    *_set_by_functions(),
+    *_autocast(),
     Setting("torch.is_anomaly_enabled()", torch.is_anomaly_enabled, _set_anomaly, _ANOMALY),
     Setting("torch.is_anomaly_check_nan_enabled()", torch.is_anomaly_check_nan_enabled, _set_checks, _ANOMALY),
+    Setting("torch.set_flush_denormal", _flushes_denormals, torch.set_flush_denormal),
+    Setting("torch.set_printoptions", print_options, set_print_options, (torch.set_printoptions,)),
     Setting("sys.getrecursionlimit()", sys.getrecursionlimit, sys.setrecursionlimit),
+    Setting("sys.getswitchinterval()", sys.getswitchinterval, sys.setswitchinterval),
     Setting("gc.isenabled()", gc.isenabled, _set_collector, (gc.enable, gc.disable)),
     Setting("os.getcwd()", os.getcwd, os.chdir),
     DECIMALS,
@@ -130,31 +212,20 @@ SETTINGS = (
 )
 """What functions set, too."""
 _IN_TORCH = (
-    "get_num_interop_threads", "backends.cuda.flash_sdp_enabled", "backends.cuda.mem_efficient_sdp_enabled",
-    "backends.cuda.math_sdp_enabled", "backends.cuda.cudnn_sdp_enabled",
-    "backends.cuda.preferred_linalg_library", "backends.mha.get_fastpath_enabled", "distributed.is_initialized",
+    "get_num_interop_threads", "backends.cuda.preferred_linalg_library", "distributed.is_initialized",
     "distributed.get_rank", "distributed.get_world_size", "distributed.get_backend",
 )  # fmt: skip
-_BY_DEVICE = (
-    (torch.get_autocast_dtype, {"cpu": torch.get_autocast_cpu_dtype, "cuda": torch.get_autocast_gpu_dtype}),
-    (torch.is_autocast_enabled, {"cpu": torch.is_autocast_cpu_enabled, "cuda": None}),
-)
-"""Where torch answers by device: those that a function may name, and what asked for it once, which warns."""
 
 
 def _asked() -> Iterator[Setting]:
     """What functions ask for alone."""
     for path in _IN_TORCH:
-        try:
-            yield Setting(f"torch.{path}()", operator.attrgetter(path)(torch))
-        except AttributeError:  # a torch without torch.distributed
-            continue
-    for by_device, devices in _BY_DEVICE:
-        for device, once in devices.items():
-            ask: Callable[[], Any] = functools.partial(by_device, device)
-            yield Setting(f"torch.{by_device.__name__}({device!r})", ask, None, (by_device, *filter(None, [once])))
+        if (ask := _in_torch(path)) is not None:
+            yield Setting(f"torch.{path}()", ask)
     for function in (np.get_printoptions, locale.localeconv):
         yield Setting(f"{function.__name__}()", functools.partial(_text_of, function), None, (function,))
+    # not compared unless the function names one of these: other threads set them for a while
+    yield Setting("warnings.filters", _filters, _set_filters, _OF_WARNINGS)
     yield Setting("threading.get_ident()", threading.get_ident, None, (threading.current_thread,))
 
 

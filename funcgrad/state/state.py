@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -16,6 +17,7 @@ from .. import refusals
 from ..show.parts import Doc, Table
 from ..show.shown import Shown
 from ..slots import Stored
+from .buffers import held_by, put_into
 from .effects import Count, Effect, Grow, Refill, Store, refill
 from .given import IntoArguments
 from .guards import MISSING, Constant, Guard, Place
@@ -306,7 +308,16 @@ def _put_back(guard: Guard) -> Any:
             held = place.owner.copy()
             refill(place.owner, before)
             return lambda: refill(place.owner, held)
+    if guard.how == "array" and now.flags.writeable and now.shape == guard.value.shape:
+        values = now.copy()
+        now[...] = guard.value
+        return lambda: operator.setitem(now, ..., values)
+    if guard.how == "buffer" and guard.value and (content := held_by(now)):
+        put_into(now, guard.value)
+        return lambda: put_into(now, content)
     is_gone = guard.how == "tensor" and guard.value() is None
+    # a variable of a context that has been set cannot be unset
+    is_gone |= guard.how == "absent" and place.kind == "context"
     if is_gone or place.kind in ("itself", "type", "default") or guard.how in ("present", "one", "apart", "a tensor"):
         raise refusals.CHANGED_BEFORE_BACKWARD(place, guard.explain(), where=str(place))
     was = guard.value() if guard.how == "tensor" else guard.value

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import logging
+import os
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -347,8 +348,7 @@ class Watch(Unwatched):
         """What ``put_numbers`` has put somewhere goes again, for what was there."""
         for place, had, stand_in in reversed(put):
             for at in {place.identity, place.location}:
-                self.stand_ins[at] = [v for v in self.stand_ins[at] if v is not stand_in]
-                if not self.stand_ins[at]:
+                if not _without_last(self.stand_ins[at], stand_in):
                     del self.stand_ins[at]
             if self.number(had) is had:
                 self.numbers.pop(place.identity, None)
@@ -368,6 +368,7 @@ class Watch(Unwatched):
         for held in (self.globals, self.cells, self.slots):
             held.update({key: (place, place.read()) for key, (place, _) in held.items()})  # type: ignore[attr-defined, misc]
         self.settings = {setting: setting.place.read() for setting in self.settings}
+        self.variables = dict(os.environ)
         self.classes = {
             kind: {k: v for k, v in kind.__dict__.items() if not k.startswith("__")} for kind in self.classes
         }
@@ -516,3 +517,9 @@ def _renewed(met: Met) -> Met:
     if isinstance(met.of, types.ModuleType):
         return evolve(met, before=own_names(met.container))
     return evolve(met, before=held_by(met.container) if is_buffer(met.container) else copied(met.container))
+
+
+def _without_last(values: list[Any], value: Any) -> list[Any]:
+    """A list that lost the last item that is this very object: a number may have been put somewhere more than once."""
+    del values[max(i for i, v in enumerate(values) if v is value)]
+    return values

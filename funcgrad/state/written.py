@@ -42,6 +42,7 @@ from .names import found_on, is_hook_of_module, item_name, joined, steps_of, use
 from .new_values import CALLED, New, NewObject, attributes_made, is_copied, is_lasting, is_new
 from .output import Log, Print, Printed, effects_of
 from .renamed import original
+from .settings import Setting
 from .shown import ShownValue, numbers_in
 from .values import PLAIN, TORCH_PLAIN, keys_of, same
 from .warned import Warn
@@ -117,10 +118,14 @@ class Written:
                 self._made_of(guard)
         self._environment()
         for setting, before in watch.settings.items():
-            if not same(before, now := setting.place.read()):
-                self._place(setting.place, before, now)
+            self.sets(setting, before, setting.place.read())
         self.effects += [self._with_texts(effect, shown) for effect in effects_of(printed)]
         self._back.extend(c.function.cache_clear for c in watch.caches if keeps_traced(c.function))
+
+    def sets(self, setting: Setting, before: Any, now: Any) -> None:
+        """A setting of the process was ``before``, and is ``now``."""
+        if not same(before, now):
+            self._place(setting.place, before, now)
 
     @property
     def made(self) -> Collection[int]:

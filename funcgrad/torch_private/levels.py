@@ -120,7 +120,8 @@ class BelowLevel:
             grad = forward = True
         if kind == "grad":
             grad = grad and _GradLevel(top).prevGradMode()
-        elif kind == "jvp":
+        elif kind == "jvp":  # which leaves grad mode as it was
+            grad = self._grad
             forward = forward and _JvpLevel(top).prevFwdGradMode()
         self._layer = _pop()
         if _grad_enabled() is not grad:

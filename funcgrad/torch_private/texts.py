@@ -27,3 +27,13 @@ def text_of(like: Tensor, contents: str, knows: str | None) -> str:
     opened = _OPENS + contents
     suffixes = [suffix for suffix in _SUFFIX.split(text[len(opened) : -1]) if suffix]
     return str(_tensor_str._add_suffixes(opened, [*suffixes, knows], len(_OPENS), False))
+
+
+def print_options() -> tuple[tuple[str, Any], ...]:
+    """What ``torch.set_printoptions`` has set."""
+    return tuple(vars(_tensor_str.PRINT_OPTS).items())
+
+
+def set_print_options(options: tuple[tuple[str, Any], ...]) -> None:
+    """See ``print_options``."""
+    vars(_tensor_str.PRINT_OPTS).update(options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -78,7 +78,8 @@ def differentiable(
     backward = signatures[1] if len(graphs) == 2 else None
     needed = _needed(inner, joint, graphs)
     over_saved = _over_saved(graphs[0]) if backward else set()
-    captured, late = {c.slot: c for c in inner.facts.captured}, inner.facts.state.late
+    same, late = inner.facts.first_of_same, inner.facts.state.late
+    reads_late = isinstance(inner.definition, Pullback) and inner.definition.reads_late
     restrided = {slot: change.restrides for slot, change in inner.facts.changes.items() if change.restrides}
     changed = restrided.keys() | inner.facts.stores.keys()
     apart = {slot: () for slot in inner.facts.stores if slot in ins and backward and Grad(slot) not in backward.outs}
@@ -95,13 +96,19 @@ def differentiable(
         if inner.facts.onward:
             raise refusals.SECOND_DERIVATIVE_ONWARD(inner.facts.onward[0].of, where=differentiated)
         require_repeatable(joint.graph, both=len(graphs) == 1)
-        own = [(captured[s], then) for s, then in zip(ins, given, strict=True) if s in captured and s in kept_for]  # type: ignore[index]
+        values_then = dict(zip(ins, given, strict=True))
+        slots = [(c, same.get(c.slot, c.slot)) for c in inner.facts.captured]
+        if not reads_late:  # else an argument that lives in Python state may be read there again
+            slots = [(c, slot) for c, slot in slots if slot == c.slot]
+        own = [(c, values_then[slot]) for c, slot in slots if slot in values_then and slot in kept_for]
         # what forward read may be gone by now: then nothing can be put in its place
         kept = [(c, then) for c, then in own if c.slot not in read_again]
         rebound = [(now, then) for c, then in kept if then is not None and (now := c.read({})) is not then]
         places = [c.origin for c, _ in kept if isinstance(c.origin, Place)]
         with autocast_as(autocast), as_it_was(inner.facts.state, rebound, places):
             _require_as_they_were(own, read_again)
+            if reads_late:
+                _require_where_they_were(inner, values_then, read_again)
             return pullback(tuple(values), tuple(incoming))  # type: ignore[no-any-return]
 
     def narrowed(absent: frozenset[Slot], unasked: frozenset[Slot]) -> Half:
@@ -175,6 +182,13 @@ def _require_as_they_were(own: Sequence[tuple[CapturedTensor, Any]], read_again:
         is_known = captured.slot in read_again and isinstance(other, Tensor) and sum(v is other for v in now) == 1
         if other is not then and not is_known:
             raise refusals.REBOUND_BEFORE_BACKWARD(captured.slot, where=str(captured.slot))
+
+
+def _require_where_they_were(inner: Inner, given: Mapping[Any, Any], read_again: Collection[Slot]) -> None:
+    """Raise ``TraceError`` where Python state holds another tensor than the input that was there as well."""
+    for place, slot in inner.facts.also:
+        if slot in given and slot not in read_again and place.read() is not given[slot]:
+            raise refusals.REBOUND_BEFORE_BACKWARD(place, where=str(place))
 
 
 def _why_apart(found: CapturedCall, made: Executable, options: Options) -> str | None:

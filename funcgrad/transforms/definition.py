@@ -316,6 +316,12 @@ class Pullback:
     splits: bool = False
     replays: bool = False
 
+    @property
+    def reads_late(self) -> bool:
+        """Whether a backward pass of the function reads Python state."""
+        of = self.inner.definition
+        return bool(self.inner.facts.state.late) or (isinstance(of, Pullback) and of.reads_late)
+
     def __call__(self, values: Sequence[Any], cotangents: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
         trace = active_trace()
         assert trace is not None, "a pullback runs only inside a trace, which knows the captured tensors"

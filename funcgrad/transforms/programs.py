@@ -245,7 +245,7 @@ class Programs(abc.ABC):
             try:
                 return self._compile_and_keep(inputs, path)
             except Exception as error:
-                replays = self._definition.replays and not self._at_level
+                replays = self._definition.replays
                 if uninitialized_in(error) is not None or (replays and (is_of_function(error) or initialises(error))):
                     return error
                 raise

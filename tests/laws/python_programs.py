@@ -13,7 +13,7 @@ import attrs
 from . import python_kinds as kinds
 from .python_kinds import Kind
 from .python_running import Outcome, check, in_eager, run
-from .python_source import CARRIERS, ENTRIES, PLACED, TRANSFORMS, WITH_SELF, Call, Part, Program, Unit
+from .python_source import CARRIERS, ENTRIES, OVER, PLACED, TRANSFORMS, WITH_SELF, Call, Part, Program, Unit
 from .python_worlds import KINDS
 
 # ── making ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -94,6 +94,14 @@ def _draw(r: random.Random, kind: Kind, does: str) -> str | None:
 
 _STORES_HISTORY = re.compile(r"(= [xy]$|\([xy]\)$|, y\]$)", re.MULTILINE)
 """Statements that store a tensor with its history, which a gradient stores without: the comparison would end there."""
+_STORES_TENSOR = re.compile(r"\b[xy]\b")
+"""Statements that may store a tensor, which at a level of torch.func is a wrapper of that level."""
+
+
+def _is_stored_otherwise(template: str, transform: str) -> bool:
+    return (
+        transform != "jit" and (_STORES_TENSOR if transform in OVER else _STORES_HISTORY).search(template) is not None
+    )
 
 
 _DONE = (
@@ -147,7 +155,7 @@ def _extended(r: random.Random, program: Program, part: Part, does: str) -> Prog
     """With one more statement, or step, that runs in eager PyTorch (one in ten may raise)."""
     for _ in range(6):
         template = _draw(r, part.kind, does)
-        if template is None or (program.transform != "jit" and does == "writes" and _STORES_HISTORY.search(template)):
+        if template is None or (does == "writes" and _is_stored_otherwise(template, program.transform)):
             continue
         if does == "changes":
             unit = Unit(part.number, does, template)
@@ -169,8 +177,9 @@ def _call(r: random.Random, program: Program) -> Call:
     x = r.choices("ABCR", [6, 2, 1, 2])[0]
     more = f", {r.choice(['2', '3', 'k=2.5', '1', 'k=4.5'])}" if program.number and r.random() < 0.5 else ""
     call = f"result = call({x}{program.arguments}{more})"
-    if program.transform == "jit" and r.random() < 0.1:
-        return Call(f"{call}\nbackward(result)")
+    if program.transform == "jit" and r.random() < 0.15:
+        twice = x == "R" and r.random() < 0.7
+        return Call(f"{call}\nbackward_twice(result, R)" if twice else f"{call}\nbackward(result)")
     return Call(call, 14 if r.random() < 0.05 else 1)
 
 

@@ -31,7 +31,7 @@ from funcgrad.transforms.definition import Gradient
 
 from . import python_kinds as kinds
 from .python_snapshot import Snapshot, first_difference
-from .python_source import Call, Program
+from .python_source import OVER, Call, Program
 
 # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -101,6 +101,13 @@ def backward(result: Any) -> None:
         backward(list(result.values()))
 
 
+def backward_twice(result: Any, x: torch.Tensor) -> None:
+    """The same through the gradient of ``x``."""
+    if isinstance(result, torch.Tensor) and result.requires_grad:
+        (gradient,) = torch.autograd.grad(result.sum(), x, create_graph=True, allow_unused=True)
+        backward(None if gradient is None else gradient**2)
+
+
 Transform = Callable[[Program, Callable[..., Any]], Any]
 
 
@@ -130,7 +137,12 @@ def run(program: Program, transform: Transform) -> Run:
             _seed()
             exec(_PRELUDE, space)
             known = set(space) - {"A", "B", "C", "R", "SHARED"}
-            own = {"transform": transformed, "transform_plainly": transformed_plainly, "backward": backward}
+            own = {
+                "transform": transformed,
+                "transform_plainly": transformed_plainly,
+                "backward": backward,
+                "backward_twice": backward_twice,
+            }
             space |= own
             known |= set(own)
             try:
@@ -157,7 +169,8 @@ def _run_script(
     found: Run,
     looks_before: bool,
 ) -> None:
-    compiled = [c for c, _ in made if isinstance(c, fg.Compiled)]
+    functions = [c.function if isinstance(c, Over) else c for c, _ in made]
+    compiled = [c for c in functions if isinstance(c, fg.Compiled)]
     stand_for = {id(c): f for c, f in made}
 
     def look(without: frozenset[str] = frozenset()) -> Snapshot:
@@ -191,7 +204,9 @@ def _run_script(
         except fg.FuncgradError as error:
             if isinstance(error, fg.GraphError):  # a defect by its own word
                 seen.crashed = f"{type(error).__name__}: {error}"
-            seen.refused, seen.before = reason_of(error), before
+            # a forward pass has run before, that of a call in a transform or of a backward pass
+            later = program.transform in OVER or "\nbackward" in source
+            seen.refused, seen.before = reason_of(error), None if later else before
         except Exception as error:
             seen.before = before if compiled and _is_of_program(error) else None
             seen.error = f"{type(error).__name__}: {error}" if isinstance(error, _MESSAGES) else type(error).__name__
@@ -244,17 +259,38 @@ def _snapshot(snapshot: Snapshot, space: dict[str, Any], known: set[str]) -> Sna
 
 
 ORDERS = {"grad": ("grads",), "value_and_grad": ("value", "grads")}
+MAKES = {"grad": fg.grad_compiled, "value_and_grad": fg.value_and_grad_compiled}
+
+
+@attrs.frozen(eq=False)
+class Over:
+    """A transform of torch.func over a function, compiled or not."""
+
+    transform: str
+    function: Callable[..., Any]
+
+    def __call__(self, x: torch.Tensor, *more: Any, **named: Any) -> Any:
+        def f(x: torch.Tensor) -> Any:
+            return self.function(x, *more, **named)
+
+        if self.transform == "mapped":
+            return torch.func.vmap(f)(torch.stack([x, x * 2]))
+        if self.transform == "pushed":
+            return torch.func.jvp(f, (x,), (torch.ones_like(x),))
+        return torch.func.grad(lambda x: torch.func.grad(f)(x).sum())(x)
 
 
 def in_eager(program: Program, f: Callable[..., Any]) -> Any:
     """What a program's transform means, in eager PyTorch."""
+    if program.transform in OVER:
+        return Over(program.transform, f)
     return f if program.transform == "jit" else Gradient(f, 0, False, ORDERS[program.transform])
 
 
-def compile_it(program: Program, f: Callable[..., Any]) -> fg.Compiled:
+def compile_it(program: Program, f: Callable[..., Any]) -> Any:
     """The transform itself."""
-    make = {"jit": fg.jit, "grad": fg.grad_compiled, "value_and_grad": fg.value_and_grad_compiled}[program.transform]
-    return make(f, backend=program.backend)
+    compiled = MAKES.get(program.transform, fg.jit)(f, backend=program.backend)
+    return Over(program.transform, compiled) if program.transform in OVER else compiled
 
 
 def reason_of(error: fg.FuncgradError) -> str:
@@ -343,10 +379,13 @@ def _check_once(program: Program, transform: Transform) -> Outcome:
 
 
 def _compare(eager: Run, compiled: Run, program: Program) -> Outcome:
-    """Up to the step after which the two worlds may differ: where a program has raised, or a gradient has stored a
-    tensor, without the history that eager PyTorch gives it."""
+    """Up to the step after which the two worlds may differ: where a program has raised, a gradient has stored a
+    tensor, without the history that eager PyTorch gives it, or a transform of torch.func one of its level, or
+    where that has raised, for a write to what is outside."""
     histories = program.transform == "jit"
     for a, b in zip(eager.steps, compiled.steps, strict=False):
+        if program.transform in OVER and not (b.refused or b.crashed or b.error) and (a.world.wraps or a.error):
+            break
         outcome = _compare_step(a, b, program.text, histories)
         if outcome is not None:
             return attrs.evolve(outcome, step=b.step)

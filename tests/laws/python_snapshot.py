@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from funcgrad.runtime.cache import Kept
+from funcgrad.torch_private.tensors import is_transform_wrapper
 
 _ATOMS = (
     bool,
@@ -64,6 +65,8 @@ class Snapshot:
     """What to see in place of an object, by its id: the function, where a transformed one is."""
     lines: list[tuple[str, Any]] = attrs.Factory(list)
     ids: list[int] = attrs.Factory(list)
+    wraps: bool = False
+    """Whether there is a tensor of a level of torch.func, whose values are known inside of that alone."""
     _seen: dict[int, tuple[str, Any]] = attrs.Factory(dict)
     _memory: dict[int, str] = attrs.Factory(dict)
 
@@ -98,6 +101,9 @@ class Snapshot:
     def _tensor(self, path: str, t: Tensor) -> None:
         if type(t) not in _TENSORS:
             return self._line(path, f"a {type(t).__name__}")
+        if is_transform_wrapper(t):
+            self.wraps = True
+            return self._line(path, f"a wrapper of {t.dtype} {list(t.shape)}")
         strides = [s for n, s in zip(t.shape, t.stride(), strict=True) if n > 1] if t.numel() else []
         shared = self._memory.setdefault(t.untyped_storage()._cdata, path)
         requires = f"requires_grad={t.requires_grad} leaf={t.is_leaf}"

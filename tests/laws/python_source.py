@@ -81,7 +81,9 @@ CARRIERS = {
 WITH_SELF = ("method", "decorated method", "module", "callable", "inherited")
 ENTRIES = ("function", "function", "closure", "partial", "lambda", "wrapped", "class method", *WITH_SELF)
 PLACED = ("direct", "direct", "direct", "helper", "inner", "loop", "alias", "lambda", "generator", "nested")
-TRANSFORMS = ("jit", "jit", "jit", "value_and_grad", "grad")
+OVER = ("mapped", "pushed", "curved")
+"""Transforms of torch.func over a compiled function."""
+TRANSFORMS = ("jit", "jit", "jit", "jit", "value_and_grad", "grad", *OVER)
 
 
 @attrs.frozen

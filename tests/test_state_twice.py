@@ -1,0 +1,361 @@
+"""Python state that changes while a function is differentiated, once and twice: in the function, between its passes,
+and where a backward pass reads it. Eager PyTorch is the oracle."""
+
+from __future__ import annotations
+
+import collections
+import contextvars
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import funcgrad as fg
+
+X = torch.tensor([0.3, -0.7, 1.2])
+Fn = Callable[..., Any]
+GLOBAL = 1.5
+
+
+class _Holder:
+    k: Any = 1.5
+
+
+def _class() -> tuple[Fn, Fn]:
+    kind = type("Own", (), {"k": 1.5})
+    return lambda: kind.k, lambda v: setattr(kind, "k", v)
+
+
+def _attribute() -> tuple[Fn, Fn]:
+    own = _Holder()
+    own.k = 1.5
+    return lambda: own.k, lambda v: setattr(own, "k", v)
+
+
+def _list() -> tuple[Fn, Fn]:
+    own = [1.5]
+    return lambda: own[-1] * len(own), own.append
+
+
+def _set() -> tuple[Fn, Fn]:
+    own = {1.5}
+    return lambda: sum(own), own.add
+
+
+def _deque() -> tuple[Fn, Fn]:
+    own = collections.deque([1.5], maxlen=2)
+    return lambda: own[-1], own.append
+
+
+def _variable() -> tuple[Fn, Fn]:
+    own = contextvars.ContextVar[float]("own")
+    own.set(1.5)
+    return own.get, own.set
+
+
+def _environment() -> tuple[Fn, Fn]:
+    os.environ["FUNCGRAD_TWICE"] = "1.5"
+    return lambda: float(os.environ["FUNCGRAD_TWICE"]), lambda v: os.environ.update(FUNCGRAD_TWICE=str(v))
+
+
+def _setting() -> tuple[Fn, Fn]:
+    torch.set_float32_matmul_precision("highest")
+    words = {"highest": 1.5, "high": 2.0, "medium": 3.0}
+    by_value = {v: k for k, v in words.items()}
+    return (
+        lambda: words[torch.get_float32_matmul_precision()],
+        lambda v: torch.set_float32_matmul_precision(by_value[v]),
+    )
+
+
+def _global() -> tuple[Fn, Fn]:
+    globals()["GLOBAL"] = 1.5
+
+    def put(value: Any) -> None:
+        global GLOBAL
+        GLOBAL = value
+
+    return lambda: GLOBAL, put
+
+
+def _cell() -> tuple[Fn, Fn]:
+    cell = 1.5
+
+    def put(value: Any) -> None:
+        nonlocal cell
+        cell = value
+
+    return lambda: cell, put
+
+
+def _array() -> tuple[Fn, Fn]:
+    own = np.array([1.5])
+    return lambda: float(own[0]), lambda v: own.__setitem__(0, v)
+
+
+def _bytes() -> tuple[Fn, Fn]:
+    own = bytearray([1])
+    return lambda: own[0] * 1.5, lambda v: own.__setitem__(0, int(v))
+
+
+STATE = {
+    made.__name__[1:]: made
+    for made in (
+        _class, _attribute, _list, _set, _deque, _variable, _environment, _setting, _global, _cell, _array, _bytes,
+    )
+}  # fmt: skip
+"""By the kind of state: a number that it is read from and put into."""
+
+
+def once(f: Fn, between: Fn) -> Any:
+    x = X.clone().requires_grad_()
+    y = f(x)
+    between()
+    y.backward()
+    return x.grad
+
+
+def twice(f: Fn, between: Fn, later: Fn = lambda: None) -> Any:
+    x = X.clone().requires_grad_()
+    y = f(x)
+    between()
+    (gradient,) = torch.autograd.grad(y, x, create_graph=True)
+    later()
+    (gradient**2).sum().backward()
+    return x.grad
+
+
+def curved(f: Fn, between: Fn) -> Any:
+    return torch.func.grad(lambda x: torch.func.grad(f)(x).sum())(X)
+
+
+def hessian(f: Fn, between: Fn) -> Any:
+    return torch.func.hessian(f)(X)
+
+
+def pushed(f: Fn, between: Fn) -> Any:
+    return torch.func.jvp(torch.func.grad(f), (X,), (X,))[1]
+
+
+def mapped(f: Fn, between: Fn) -> Any:
+    return torch.func.vmap(torch.func.grad(f))(torch.stack([X, X]))
+
+
+USES = {use.__name__: use for use in (once, twice, curved, hessian, pushed, mapped)}
+USES["later"] = lambda f, between: twice(f, lambda: None, between)
+
+
+def outcomes(compiled: bool, make: Callable[[], tuple[Fn, Fn]], body: Callable[[Fn, Fn], Fn], use: Fn) -> list[Any]:
+    """Of three calls, between whose passes the state changes as well."""
+    get, put = make()
+    f = fg.jit(body(get, put)) if compiled else body(get, put)
+    return [[use(f, functools.partial(put, value)), get()] for value in (3.0, 2.0, 3.0)]
+
+
+def body_that_writes(get: Fn, put: Fn) -> Fn:
+    def f(x):
+        y = (x * get()).sin().sum()
+        put(3.0)
+        return y
+
+    return f
+
+
+def body_that_reads_in_a_hook(get: Fn, put: Fn) -> Fn:
+    def f(x):
+        y = x * 2.0 * get()
+        if y.requires_grad:
+            y.register_hook(lambda g: g * get())
+        return y.sin().sum()
+
+    return f
+
+
+@pytest.fixture
+def as_before():
+    precision = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(precision)
+    os.environ.pop("FUNCGRAD_TWICE", None)
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("state", STATE)
+@pytest.mark.parametrize("body", [body_that_writes, body_that_reads_in_a_hook])
+def test_numbers_of_python_state(body, state, use, as_before):
+    if body is body_that_reads_in_a_hook and use in ("curved", "hessian", "pushed"):
+        pytest.skip("a hook at a level of torch.func is none of the function's own calls")
+    expected = outcomes(False, STATE[state], body, USES[use])
+    torch.testing.assert_close(outcomes(True, STATE[state], body, USES[use]), expected, rtol=1e-4, atol=1e-4)
+
+
+# ── tensors ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_tensor_that_is_stored_once_more():
+    zeros, held = torch.zeros(3), _Holder()
+
+    def f(x):
+        held.k = zeros
+        return x.sin().sum()
+
+    for use in (twice, curved, hessian):
+        held.k = torch.ones(3)
+        torch.testing.assert_close(use(fg.jit(f), lambda: None), use(f, lambda: None))
+        assert held.k is zeros
+
+
+@pytest.mark.parametrize("use", ["twice", "curved", "hessian"])
+def test_a_tensor_that_is_gone_when_the_function_runs_once_more(use):
+    def make():
+        module = torch.nn.Module()
+        module.register_buffer("b", torch.ones(3))
+
+        def f(x):
+            y = x.sin() * (2.0 if module.b is None else module.b.sum())
+            module.b = None
+            return y.sum()
+
+        return f
+
+    f, compiled = make(), fg.jit(make())
+    expected = [USES[use](f, lambda: None) for _ in range(2)]
+    with pytest.raises(fg.TraceError, match=r"module\.b was rebound between a forward pass and a backward pass"):
+        USES[use](compiled, lambda: None)
+    torch.testing.assert_close(USES[use](compiled, lambda: None), expected[1])
+
+
+def test_a_tensor_that_a_hook_reads_and_that_is_another_one_for_the_second_derivative():
+    held = {"t": torch.tensor(1.5)}
+
+    def f(x):
+        y = x * 2.0
+        y.register_hook(lambda g: g * held["t"])
+        return y.sin().sum()
+
+    torch.testing.assert_close(twice(fg.jit(f), lambda: None), twice(f, lambda: None))
+    with pytest.raises(fg.TraceError, match="was rebound between"):
+        twice(fg.jit(f), lambda: None, lambda: held.update(t=torch.tensor(3.0)))
+
+
+def test_a_tensor_that_is_another_one_for_the_second_derivative_and_that_no_hook_reads():
+    held = {"t": torch.tensor(1.5)}
+
+    def f(x):
+        return (x * held["t"]).sin().sum()
+
+    found = []
+    for c in (f, fg.jit(f)):
+        held["t"] = torch.tensor(1.5)
+        found.append(twice(c, lambda: None, lambda: held.update(t=torch.tensor(3.0))))
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_a_gradient_that_is_left_on_what_requires_none_is_no_part_of_a_second_derivative():
+    frozen = torch.ones(3)
+    frozen.grad = torch.ones(3)
+    torch.testing.assert_close(twice(fg.jit(lambda x: (x**2 * frozen).sum()), lambda: None), torch.full((3,), 8.0) * X)
+
+
+def test_a_cache_that_keeps_a_tensor_of_a_level():
+    @functools.lru_cache
+    def weights(n):
+        return torch.arange(float(n))
+
+    def f(x):
+        return (x**2 * weights(3)).sum()
+
+    samples = torch.stack([X, X])
+    expected = 2 * samples * torch.arange(3.0)
+    torch.testing.assert_close(fg.vmap_compiled(fg.grad_compiled(f))(samples), expected)
+    torch.testing.assert_close(torch.func.vmap(torch.func.grad(fg.jit(f)))(samples), expected)
+
+
+def test_a_gradient_that_is_retained_by_a_tensor_that_is_stored():
+    held = _Holder()
+
+    def beside(x):
+        held.k = x * 2
+        held.k.retain_grad()
+        return x.sum()
+
+    def below(x):
+        held.k = x * 2
+        held.k.retain_grad()
+        return held.k.sum()
+
+    x = X.clone().requires_grad_()
+    fg.jit(beside)(x)
+    held.k.sum().backward()
+    assert held.k.grad.tolist() == [1, 1, 1]
+    with pytest.raises(fg.MutationError, match=r"stores, .*which keeps its gradient"):
+        fg.jit(below)(x)
+
+
+@pytest.mark.parametrize("use", ["curved", "hessian", "pushed", "mapped"])
+def test_an_exception_at_a_level_leaves_what_was_written_before_it(use):
+    held = _Holder()
+
+    def f(x):
+        held.k += 1
+        raise ValueError("after a write")
+
+    held.k = 0
+    compiled = fg.jit(f)
+    for n in (1, 2):
+        with pytest.raises(ValueError, match="after a write"):
+            USES[use](compiled, lambda: None)
+        assert held.k == n
+
+
+def test_forward_mode_is_not_tracked_where_grad_mode_is_off():
+    def f(x):
+        return x.sin().sum()
+
+    x = X.clone().requires_grad_()
+    with torch.no_grad():
+        found = torch.func.jvp(fg.jit(f), (x,), (X,))
+        over = torch.func.jvp(torch.func.grad(fg.jit(f)), (x,), (X,))
+    assert not any(t.requires_grad for t in (*found, *over))
+
+
+def test_a_variable_of_a_context_that_was_not_set_is_refused_by_name():
+    own = contextvars.ContextVar[float]("own", default=1.5)
+
+    def f(x):
+        y = (x * own.get()).sin().sum()
+        own.set(3.0)
+        return y
+
+    def run():
+        with pytest.raises(fg.TraceError, match="own was changed between a forward pass and a backward pass"):
+            twice(fg.jit(f), lambda: None)
+        torch.testing.assert_close(twice(fg.jit(f), lambda: None), twice(f, lambda: None))
+
+    contextvars.copy_context().run(run)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_view_that_is_given_in_inference_mode(requires_grad):
+    def f(x):
+        return x * 2, x[0], x.view(-1)
+
+    x = torch.arange(4.0)[1:].requires_grad_(requires_grad)
+    with torch.inference_mode():
+        found, expected = fg.jit(f)(x), f(x)
+    assert [t.is_inference() for t in found] == [t.is_inference() for t in expected] == [True, False, False]
+    assert [t.requires_grad for t in found] == [t.requires_grad for t in expected]
+
+
+def test_a_variable_of_the_environment_that_is_taken_away_stays_away():
+    def f(x):
+        os.environ.pop("FUNCGRAD_TWICE", None)
+        return x.sin().sum()
+
+    os.environ["FUNCGRAD_TWICE"] = "4"
+    torch.testing.assert_close(curved(fg.jit(f), lambda: None), curved(f, lambda: None))
+    assert "FUNCGRAD_TWICE" not in os.environ
