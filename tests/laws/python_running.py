@@ -210,7 +210,8 @@ def _run_script(
         except Exception as error:
             seen.before = before if compiled and _is_of_program(error) else None
             seen.error = f"{type(error).__name__}: {error}" if isinstance(error, _MESSAGES) else type(error).__name__
-        seen.world, seen.generators, seen.printed = look(), _generators(), own.getvalue()
+        seen.world, seen.generators = look(), _generators()
+        seen.printed = "" if program.transform in OVER else own.getvalue()  # wrappers of a level are printed as such
         seen.compiles = sum(c.cache_info().misses for c in compiled) - misses
         found.steps.append(seen)
         if seen.refused or seen.crashed:
