@@ -107,8 +107,6 @@ def _flushes_denormals() -> bool:
 
 
 _DENORMAL = 5e-324
-
-
 _OF_WARNINGS = (warnings.simplefilter, warnings.filterwarnings, warnings.resetwarnings)
 
 
@@ -153,27 +151,28 @@ _MORE = {
 }
 _ANOMALY = (torch.autograd.set_detect_anomaly, torch.autograd.detect_anomaly)
 _FLAGS = (
-    (torch.backends.mkldnn, ("enabled", "deterministic", "allow_tf32")),
-    (torch.backends.cudnn, ("enabled", "benchmark", "deterministic", "allow_tf32")),
+    (torch.backends.mkldnn, ("enabled", "deterministic", "allow_tf32", "fp32_precision")),
+    (torch.backends.cudnn, ("enabled", "benchmark", "deterministic", "allow_tf32", "fp32_precision")),
 )
 """What ``set_flags`` of a module of ``torch.backends`` sets, besides the attributes themselves."""
 
 
 def _set_flag(module: Any, name: str, value: Any) -> None:
-    module.set_flags(**{f"_{name}": value})
+    module.set_flags(**{"_fp32_precision": None, f"_{name}": value})  # else that is "none" from then on
 
 
 def _autocast() -> Iterator[Setting]:
     """By device, which functions name: whether autocast is on, and its dtype; what asked for them once warns."""
-    of_cpu = (torch.is_autocast_cpu_enabled, torch.set_autocast_cpu_enabled)
-    dtype_of_cpu = (torch.get_autocast_cpu_dtype, torch.set_autocast_cpu_dtype)
-    of_gpu = (torch.get_autocast_gpu_dtype, torch.set_autocast_gpu_dtype)
+    of_cpu = ("is_autocast_cpu_enabled", "set_autocast_cpu_enabled")
+    dtype_of_cpu = ("get_autocast_cpu_dtype", "set_autocast_cpu_dtype")
+    dtype_of_gpu = ("get_autocast_gpu_dtype", "set_autocast_gpu_dtype")
     for asks, puts, once in (
         (torch.is_autocast_enabled, torch.set_autocast_enabled, {"cpu": of_cpu, "cuda": ()}),
-        (torch.get_autocast_dtype, torch.set_autocast_dtype, {"cpu": dtype_of_cpu, "cuda": of_gpu}),
+        (torch.get_autocast_dtype, torch.set_autocast_dtype, {"cpu": dtype_of_cpu, "cuda": dtype_of_gpu}),
     ):
-        for device, by in once.items():
+        for device, names in once.items():
             ask, put = functools.partial(asks, device), functools.partial(puts, device)
+            by = filter(None, map(_in_torch, names))
             yield Setting(f"torch.{asks.__name__}({device!r})", ask, put, (asks, puts, *by))
 
 

@@ -266,9 +266,10 @@ def linearize_compiled(f: Fn, *primals: Any, **options: Any) -> Any:
     number of times, under any transform: ``torch.func.vmap(jvp_fn)`` over basis vectors is a jacobian.
 
     A linear function is the transpose of its transpose: the program is that of the backward pass, transposed
-    (arXiv:2204.10923). Tangents have the structure, shapes, dtypes and devices of ``primals``. A result that has no
-    derivative, an integer tensor or no tensor at all, comes back as torch.func has it: as zeros, as it is. What is
-    compiled of ``f`` is kept for the 64 functions last named.
+    (arXiv:2204.10923), with its hooks and the backward passes of custom ``autograd.Function``s, of which forward mode,
+    in which torch.func computes this, does not hear. Tangents have the structure, shapes, dtypes and devices of
+    ``primals``. A result that has no derivative, an integer tensor or no tensor at all, comes back as torch.func has
+    it: as zeros, as it is. What is compiled of ``f`` is kept for the 64 functions last named.
     """
     require_primals(f, primals)
     require_no_saved_hooks("linearize_compiled")
