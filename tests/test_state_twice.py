@@ -359,3 +359,43 @@ def test_a_variable_of_the_environment_that_is_taken_away_stays_away():
     os.environ["FUNCGRAD_TWICE"] = "4"
     torch.testing.assert_close(curved(fg.jit(f), lambda: None), curved(f, lambda: None))
     assert "FUNCGRAD_TWICE" not in os.environ
+
+
+# ── values that are read ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def forward_mode(f):
+    return lambda x: torch.func.jvp(f, (x,), (X,))
+
+
+def over_reverse(f):
+    return lambda x: torch.func.jvp(torch.func.grad(f), (x,), (X,))
+
+
+def duals(f):
+    def call(x):
+        with torch.autograd.forward_ad.dual_level():
+            return torch.autograd.forward_ad.unpack_dual(f(torch.autograd.forward_ad.make_dual(x, X)))
+
+    return call
+
+
+@pytest.mark.parametrize("use", [forward_mode, over_reverse, duals, torch.func.hessian, torch.func.grad])
+def test_what_is_read_and_written_to_python_state_is_that_of_the_call(use):
+    """Though the derivative does not depend on it."""
+    seen: list[Any] = []
+
+    def f(x):
+        if x.sum() > 0:
+            seen.append("positive")
+        seen.append(round(x[0].item(), 4))
+        return x.sin().sum()
+
+    def outcomes(call):
+        seen.clear()
+        return [call(x) for x in (X, -X, X * 0.5, -X, X)], list(seen)
+
+    expected, wrote = outcomes(use(f))
+    found, written = outcomes(use(fg.jit(f)))
+    torch.testing.assert_close(found, expected)
+    assert written == wrote

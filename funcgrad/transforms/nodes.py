@@ -57,7 +57,7 @@ from ..torch_private.tensors import (
 )
 from .peel import AT_MOST, At, Crossing, print_crossing
 from .programs import Programs
-from .pure import BackwardHalf, ForwardHalf, Pure, backward_half, mapped, pulled_back, pushed_forward
+from .pure import BackwardHalf, Checks, ForwardHalf, Pure, backward_half, mapped, pulled_back, pushed_forward
 
 _STATES = 16
 """So many states of what backward passes read have programs of their own."""
@@ -394,6 +394,9 @@ def _pushed(compiled: Programs, values: Sequence[Any], kind: str | None, level: 
         exact, places = of.exact
         with of.again():
             return _pushed(compiled.derived("exact", lambda: exact), [values[i] for i in places], kind, level)
+    if isinstance(of, Pure) and of.reads_values:
+        primals = [v if t is None else p for v, (p, t) in zip(values, pairs, strict=True)]
+        _require_path(compiled, primals if kind is None else _below(primals, level), kind, level)
     if kind is None and torch.is_grad_enabled() and any(_is_tracked(v) or _is_tracked(t) for v, t in pairs):
         return _pushed_and_tracked(compiled, values, wrt)
     n = len(values)
@@ -404,6 +407,17 @@ def _pushed(compiled: Programs, values: Sequence[Any], kind: str | None, level: 
         _sample(v) if isinstance(v, Tensor) and not any(map(_is_batched, parts[:n])) else v for v in found[: of.n_outs]
     ]
     return _duals(outs, found[of.n_outs :])
+
+
+def _require_path(compiled: Programs, own: Sequence[Any], kind: str | None, level: int) -> None:
+    """Raise ``PathMiss`` where Python reads other values than when a pure function was made: the function itself would
+    go another way, and what the layers around it do, and write to Python state, would be that of the former."""
+    of: Any = compiled.definition
+    checks = compiled.derived("checks", lambda: Checks(of.root, of=of))
+    if kind is None:
+        checks.run(tuple(own), {})
+    else:
+        _run_below(checks, level, own)
 
 
 def _pushed_and_tracked(compiled: Programs, values: Sequence[Any], wrt: tuple[int, ...]) -> tuple[Any, ...]:

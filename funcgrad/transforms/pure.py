@@ -106,6 +106,11 @@ class Pure(_OfValues):
     def n_outs(self) -> int:
         return len(self.inner.signature.outs)
 
+    @property
+    def reads_values(self) -> bool:
+        """Whether Python reads values in it: then it is made for one path."""
+        return bool(self.inner.facts.reads)
+
     def tracks(self, wrt: Sequence[int]) -> bool:
         """Whether these inputs were differentiated where it was traced: an outer level may track more of them than
         that level did."""
@@ -215,6 +220,20 @@ class ForwardHalf(_OfPure):
     @property
     def n_outs(self) -> int:
         return len(self.of.halves[0].signature.outs)
+
+
+@frozen(eq=False, kw_only=True)
+class Checks(_OfPure):
+    """What a pure function checks of values that Python reads in it: a call on another path raises ``PathMiss``."""
+
+    def __call__(self, *values: Any) -> tuple[Any, ...]:
+        with nesting():
+            _run(self.of.graph, values)
+        return ()
+
+    @property
+    def n_outs(self) -> int:
+        return 0
 
 
 @frozen(eq=False, kw_only=True)
