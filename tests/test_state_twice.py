@@ -7,6 +7,7 @@ import collections
 import contextvars
 import functools
 import os
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -399,3 +400,33 @@ def test_what_is_read_and_written_to_python_state_is_that_of_the_call(use):
     found, written = outcomes(use(fg.jit(f)))
     torch.testing.assert_close(found, expected)
     assert written == wrote
+
+
+def test_a_function_that_counts_its_calls_is_compiled_once_at_a_level():
+    held = _Holder()
+
+    def f(x):
+        held.k += 1
+        return x.sin().sum()
+
+    held.k = 0
+    compiled = fg.jit(f)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", fg.RecompileWarning)
+        for n in range(8):
+            torch.testing.assert_close(torch.func.grad(compiled)(X), X.cos())
+            assert held.k == n + 1
+
+
+@pytest.mark.parametrize("use", [forward_mode, torch.func.hessian, torch.func.grad])
+def test_what_is_drawn_and_read_is_drawn_once(use):
+    def f(x):
+        return (x.sin() if torch.rand(()) < 0.5 else x.cos()).sum() * torch.rand(())
+
+    call, expected = use(fg.jit(f)), use(f)
+    for seed in range(6):
+        torch.manual_seed(seed)
+        wanted, state = expected(X), torch.get_rng_state()
+        torch.manual_seed(seed)
+        torch.testing.assert_close(call(X), wanted)
+        assert torch.equal(torch.get_rng_state(), state)

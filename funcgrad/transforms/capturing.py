@@ -39,7 +39,7 @@ from ..stages import Stages
 from ..state.renewed import Brought
 from ..state.watch import Watch
 from ..torch_private.autograd import is_of_graph
-from .definition import Definition, Inferring, Plain, Untracked, name_of
+from .definition import Definition, Inferring, Plain, Untracked, name_of, runs_graph
 
 _AUTOCAST_UNSAID = (
     "{} is differentiated while autocast is on: the backward of a custom autograd.Function will not see it. "
@@ -120,6 +120,10 @@ def _keeps_objects(facts: Facts, joint: Joint) -> bool:
     return is_opaque or bool(facts.hooks) or any(isinstance(c.origin, Unresolved) for c in facts.captured)
 
 
+def _no_code() -> None:
+    """What a function mentions that runs none of the caller's Python."""
+
+
 def _observed(
     definition: Definition, inputs: Inputs, options: Options, at_level: bool, path: Path | None, varying: frozenset[str]
 ) -> tuple[Definition, bool, Facts, Watch]:
@@ -133,7 +137,7 @@ def _observed(
         around = Surroundings(
             inputs, grad, definition.out_slot, definition.splits, options.rng, hands_over, replays, level, path, varying
         )  # fmt: skip
-        return definition, grad, *observe(definition, definition.root, around)
+        return definition, grad, *observe(definition, _no_code if runs_graph(definition) else definition.root, around)
 
     try:
         return observed(definition, torch.is_grad_enabled(), definition.replays)

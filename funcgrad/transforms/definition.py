@@ -116,6 +116,19 @@ def require_differentiable(leaf: Any, path: str, fix: str | None = None) -> None
         )
 
 
+class OfGraph:
+    """A definition that runs a graph, and so nothing of the caller's Python: it reads no Python state."""
+
+    __slots__ = ()
+
+
+def runs_graph(definition: Any) -> bool:
+    """Whether a definition, or what it is a transform of, is one of a graph."""
+    while definition is not None and not isinstance(definition, OfGraph):
+        definition = getattr(definition, "of", None)
+    return definition is not None
+
+
 @frozen
 class Plain:
     """The function itself (``jit``)."""

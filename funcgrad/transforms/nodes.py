@@ -57,7 +57,17 @@ from ..torch_private.tensors import (
 )
 from .peel import AT_MOST, At, Crossing, print_crossing
 from .programs import Programs
-from .pure import BackwardHalf, Checks, ForwardHalf, Pure, backward_half, mapped, pulled_back, pushed_forward
+from .pure import (
+    BackwardHalf,
+    Checks,
+    ForwardHalf,
+    Pure,
+    backward_half,
+    mapped,
+    pulled_back,
+    pushed_forward,
+    require_repeatable,
+)
 
 _STATES = 16
 """So many states of what backward passes read have programs of their own."""
@@ -413,11 +423,14 @@ def _require_path(compiled: Programs, own: Sequence[Any], kind: str | None, leve
     """Raise ``PathMiss`` where Python reads other values than when a pure function was made: the function itself would
     go another way, and what the layers around it do, and write to Python state, would be that of the former."""
     of: Any = compiled.definition
+    require_repeatable(of.graph)
     checks = compiled.derived("checks", lambda: Checks(of.root, of=of))
-    if kind is None:
-        checks.run(tuple(own), {})
-    else:
-        _run_below(checks, level, own)
+    states = {drawn: state_of(drawn) for drawn in of.draws}
+    with own_draws(states) if states else contextlib.nullcontext():  # the function draws the same numbers after it
+        if kind is None:
+            checks.run(tuple(own), {})
+        else:
+            _run_below(checks, level, own)
 
 
 def _pushed_and_tracked(compiled: Programs, values: Sequence[Any], wrt: tuple[int, ...]) -> tuple[Any, ...]:

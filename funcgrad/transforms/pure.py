@@ -31,7 +31,7 @@ from ..torch_private.levels import batched_at, dual_parts, sharing_dual_level, u
 from ..torch_private.modes import without_function_modes
 from ..torch_private.tensors import is_zero_tensor
 from ..trees import Tree, flatten, unflatten
-from .definition import Definition, Pullback, nesting, under_reverse
+from .definition import Definition, OfGraph, Pullback, nesting, under_reverse
 from .mapped import MAPPED
 from .packed import with_values
 
@@ -210,7 +210,7 @@ class Pulled(_OfPure):
 
 
 @frozen(eq=False, kw_only=True)
-class ForwardHalf(_OfPure):
+class ForwardHalf(_OfPure, OfGraph):
     """The forward half of a pure function: its outputs, then what it saves."""
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
@@ -223,7 +223,7 @@ class ForwardHalf(_OfPure):
 
 
 @frozen(eq=False, kw_only=True)
-class Checks(_OfPure):
+class Checks(_OfPure, OfGraph):
     """What a pure function checks of values that Python reads in it: a call on another path raises ``PathMiss``."""
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
@@ -237,7 +237,7 @@ class Checks(_OfPure):
 
 
 @frozen(eq=False, kw_only=True)
-class BackwardHalf(_OfPure):
+class BackwardHalf(_OfPure, OfGraph):
     """The backward half of a pure function: of its values, what it saved, and a cotangent for each active output, to
     the gradients of the values in ``wrt``."""
 
