@@ -97,9 +97,8 @@ def differentiable(
             raise refusals.SECOND_DERIVATIVE_ONWARD(inner.facts.onward[0].of, where=differentiated)
         require_repeatable(joint.graph, both=len(graphs) == 1)
         values_then = dict(zip(ins, given, strict=True))
-        slots = [(c, same.get(c.slot, c.slot)) for c in inner.facts.captured]
-        if not reads_late:  # else an argument that lives in Python state may be read there again
-            slots = [(c, slot) for c, slot in slots if slot == c.slot]
+        # an argument that lives in Python state may be read there again
+        slots = [(c, same.get(c.slot, c.slot) if reads_late else c.slot) for c in inner.facts.captured]
         own = [(c, values_then[slot]) for c, slot in slots if slot in values_then and slot in kept_for]
         # what forward read may be gone by now: then nothing can be put in its place
         kept = [(c, then) for c, then in own if c.slot not in read_again]
