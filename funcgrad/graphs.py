@@ -30,6 +30,7 @@ from .show.parts import Code, Doc, Table
 from .show.shown import Shown
 from .show.text import elided
 from .slots import Signature, Slot
+from .symbolic.read_sizes import SizesNow
 from .symbolic.sizes import hint
 from .torch_private.operators import draws_random, is_operator, is_torchs_own, returns_nothing, writes_inputs
 from .torch_private.tensors import storage_id
@@ -94,19 +95,21 @@ class Graph(Shown):
 
     def run(self, *values: Any, instead: Mapping[Any, Any] = MappingProxyType({})) -> tuple[Any, ...]:
         """Run node by node on real (or fake) values, one per slot of ``signature.ins``; with other functions in the
-        place of some operators."""
+        place of some operators. Raises ``PathMiss`` where Python read other values than when it was traced."""
         if len(values) != len(self.signature.ins):
             raise GraphError(
                 f"{self.name} takes {len(self.signature.ins)} values, got {len(values)}",
                 fix=f"pass one for each of {', '.join(map(str, self.signature.ins))}",
             )
         env: dict[Node, Any] = dict(zip(self.placeholders, values, strict=True))
+        sizes = SizesNow(self.placeholders, env)
         for node in self.fx.nodes:
             if node.op == "get_attr":
                 env[node] = self.constants[node.target]
             elif node.op == "call_function":
                 args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
                 env[node] = instead.get(node.target, node.target)(*args, **kwargs)
+                sizes.check(node)
         return tuple(fx.map_arg(self.results, env.__getitem__))
 
     def headline(self) -> str:
@@ -134,6 +137,16 @@ def restrict(graph: Graph, outs: Sequence[Slot]) -> Graph:
     return verify(
         copy_nodes(graph, keep, list(zip(graph.signature.ins, graph.placeholders, strict=True)), pairs, graph.name)
     )
+
+
+def checks_alone(graph: Graph) -> Graph:
+    """What a graph checks of values that Python read, without results. What is drawn before the last check is drawn:
+    what is read may be drawn after it."""
+    nodes = list(graph.fx.nodes)
+    last = max((i for i, n in enumerate(nodes) if is_path_check(n)), default=-1)
+    needed = ancestors(n for n in nodes[: last + 1] if is_path_check(n) or is_random(n))
+    ins = list(zip(graph.signature.ins, graph.placeholders, strict=True))
+    return verify(copy_nodes(graph, [n for n in nodes if n in needed], ins, [], graph.name))
 
 
 def ancestors(values: Iterable[object], stop: Collection[Node] = ()) -> set[Node]:

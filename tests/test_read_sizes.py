@@ -1,6 +1,7 @@
 """Sizes that values decide (``x[mask]``, ``nonzero``, ``x[:n.item()]``): symbols from their second value on, one
 program for all."""
 
+import math
 import warnings
 
 import pytest
@@ -280,3 +281,53 @@ def test_a_number_in_a_tensor_is_a_symbol_as_an_index(function):
         assert_rounded(found, expected)
         assert_rounded(torch.autograd.grad(found.sum(), a), torch.autograd.grad(expected.sum(), b))
     assert compiled.cache_info().misses == 2
+
+
+def _by_number(x):
+    z = x[x > 0]
+    return z.sin().sum() * (10 if z.numel() > 3 else 1) if len(z) % 2 else (z.cos() * len(z)).sum()
+
+
+def _one_by_one(x):
+    return (x + sum(v for v in x[x > 0.037])).sin().sum()
+
+
+def _root_of_number(x):
+    z = x[x > 0]
+    return x[: int(math.sqrt(z.numel()))].sin().sum() * z.sum()
+
+
+def _twice(of):
+    return lambda x: torch.func.grad(lambda own: torch.func.grad(of)(own).sin().sum())(x)
+
+
+def _once_more(of):
+    def run(x):
+        x = x.clone().requires_grad_()
+        (first,) = torch.autograd.grad(of(x), x, create_graph=True)
+        return torch.autograd.grad(first.sin().sum(), x)[0]
+
+    return run
+
+
+@pytest.mark.parametrize("function", [_by_number, _one_by_one, _root_of_number])
+@pytest.mark.parametrize(
+    "transform",
+    [torch.func.grad, _twice, _once_more, lambda f: lambda x: torch.func.jvp(f, (x,), (x,))[1]],
+    ids=["grad", "twice", "create_graph", "jvp"],
+)
+def test_what_is_decided_by_sizes_holds_in_derivatives(function, transform):
+    """Their programs run the graph of the function, in which a size is a symbol: one that went another way there gave
+    the numbers of the former, or raised errors of the inside."""
+    compiled = transform(fg.jit(function, backend="aten"))
+    for n in (4, 5, 3, 2, 6, 1, 4):
+        x = torch.arange(1.0, 7, dtype=torch.float64).where(torch.arange(6) < n, -1)
+        assert_rounded(compiled(x.clone()), transform(function)(x))
+
+
+def test_a_number_of_a_length_is_a_size():
+    """What Python read is a length there, and no tensor whose length it is."""
+    compiled = fg.jit(_root_of_number)
+    for n in (4, 5, 3, 2, 6, 1, 4):
+        x = torch.arange(1.0, 7).where(torch.arange(6) < n, -1)
+        assert_rounded(compiled(x), _root_of_number(x))

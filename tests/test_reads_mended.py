@@ -409,3 +409,33 @@ def test_a_size_that_is_read_and_becomes_zero_or_less(size):
         assert compiled(torch.full((3,), n)).shape == (3 * n,)
     with pytest.raises(RuntimeError, match="negative"):
         compiled(torch.full((3,), -1.0))
+
+
+def _constant_on_a_path(x):
+    return torch.ones(3) * 2 if (x > 0).all() else x.sin() * (torch.rand(()) + (x > 5).any().item())
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f: torch.func.grad(lambda x: f(x).sin().sum()),
+        lambda f: lambda x: torch.func.vjp(f, x)[1](x)[0],
+        lambda f: lambda x: torch.func.jvp(f, (x,), (x,))[1],
+        lambda f: lambda x: torch.func.jvp(torch.func.grad(lambda x: f(x).sin().sum()), (x,), (x,))[1],
+    ],
+    ids=["grad", "vjp", "jvp", "jvp of grad"],
+)
+@pytest.mark.parametrize("gradient", [False, True])
+def test_which_results_depend_on_what_is_differentiated_is_a_matter_of_the_path(transform, gradient):
+    """Those of the first path were taken for those of all others: gradients were zeros."""
+
+    def linear_on_a_path(x):
+        return x.sum() if (x > 0).all() else x.sin().sum() * torch.rand(())
+
+    eager = torch.func.grad(linear_on_a_path) if gradient else _constant_on_a_path
+    compiled = fg.grad_compiled(linear_on_a_path) if gradient else fg.jit(_constant_on_a_path)
+    for x in (torch.ones(3), torch.tensor([1.0, -2, 3]), torch.ones(3), torch.tensor([6.0, -2, 3])):
+        torch.manual_seed(1)
+        expected = transform(eager)(x), torch.rand(())
+        torch.manual_seed(1)
+        torch.testing.assert_close((transform(compiled)(x), torch.rand(())), expected)

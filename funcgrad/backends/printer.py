@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,6 @@ from ..graphs import (
     is_getitem,
     is_view,
     target_text,
-    tensors_in,
     type_text,
     value_of,
     where_of,
@@ -29,12 +28,11 @@ from ..loops.index import row_major
 from ..memory.steps import Call, Free, Step
 from ..passes.library import ADDING
 from ..symbolic.known import same
-from ..symbolic.names import solved
+from ..symbolic.places import places_of_sizes, sizes_around, symbols_around
 from ..symbolic.read_sizes import SizesOnPath
-from ..symbolic.sizes import Size, SizeError, Sizes, plain, sizes_of
-from ..symbolic.torch_sizes import shape_of, strides_of, symbols_of
+from ..symbolic.sizes import Size, SizeError, plain
+from ..symbolic.torch_sizes import shape_of, strides_of
 from ..torch_private.operators import argument_names, direct, is_operator, is_pointwise, overload_name
-from ..torch_private.symbols import is_size, shape_environment, symbol_name
 
 
 class Printer:
@@ -134,19 +132,8 @@ class Printer:
     @functools.cached_property
     def _inputs(self) -> tuple[dict[str, str], set[str]]:
         """Where in the inputs symbolic sizes are, by their names; and all symbols there are."""
-        inputs = self._graph.placeholders
-        found = [(n, f"{node.name}.shape[{d}]") for node in inputs for d, n in _symbolic_sizes(node)]
-        found += [(node.meta["val"], node.name) for node in inputs if is_size(node.meta.get("val"))]
-        # a slice that a body of control flow is given lies as a tensor does whose size is none of its own
-        found += [(n, f"{node.name}.stride({d})") for node in inputs for d, n in _symbolic_strides(node)]
-        symbols = {symbol for n in self._graph.fx.nodes for symbol in _symbols(n)}
-        known = {name: place for n, place in reversed(found) if (name := symbol_name(n)) is not None}
-        known |= {
-            name: place
-            for name, place in solved([(plain(n), place) for n, place in found]).items()
-            if name not in known
-        }
-        return known, symbols
+        symbols = {symbol for n in self._graph.fx.nodes for symbol in symbols_around(n)}
+        return places_of_sizes(self._graph.placeholders), symbols
 
     def name(self, like: str, value: Any) -> str:
         """A name for an object, that neither a variable of the program, nor another object, nor Python has:
@@ -232,42 +219,12 @@ def in_place_form(op: Any) -> Any:
     return overload if overload is not None and argument_names(overload) == argument_names(op) else None
 
 
-def _symbolic_strides(node: fx.Node) -> Iterator[tuple[int, torch.SymInt]]:
-    """The dimensions along which elements of a tensor lie a symbolic number apart; not where there is but one."""
-    value = node.meta.get("val")
-    if isinstance(value, Tensor):
-        pairs: Any = zip(value.shape, value.stride(), strict=True)
-        yield from ((d, n) for d, (size, n) in enumerate(pairs) if is_size(n) and (is_size(size) or size > 1))
-
-
-def _symbolic_sizes(node: fx.Node) -> Iterator[tuple[int, torch.SymInt]]:
-    """The dimensions of a tensor whose sizes are symbolic."""
-    value = node.meta.get("val")
-    for d, n in enumerate(value.shape if isinstance(value, Tensor) else ()):
-        size: Any = n
-        if isinstance(size, torch.SymInt):
-            yield d, size
-
-
-def sizes_around(node: fx.Node) -> Sizes:
-    """What is known of all sizes where a node's own are from."""
-    numbers: list[Any] = [node.meta["val"], *(n for tensor in tensors_in(value_of(node)) for n in tensor.shape)]
-    return sizes_of(shape_environment(next(filter(is_size, numbers))))
-
-
 def _require_read_before(lines: Sequence[str], read: Collection[str]) -> None:
     """A size that Python reads is known to those lines alone that follow the one in which it is read."""
     for symbol in read:
         first = next(line for line in lines if re.search(rf"\b{symbol}\b", line.partition("  # ")[0]))
         if not first.startswith(f"    {symbol} = "):
             raise SizeError(f"{symbol} is read after it is used: {first.strip()}")
-
-
-def _symbols(node: fx.Node) -> Collection[str]:
-    """The symbols that a value knows of."""
-    value = node.meta.get("val")
-    sizes: list[Any] = [value] if is_size(value) else [n for _, n in (*_symbolic_sizes(node), *_symbolic_strides(node))]
-    return {symbol for n in sizes for symbol in symbols_of(n)}
 
 
 def _from(node: fx.Node) -> str:

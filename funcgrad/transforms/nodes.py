@@ -59,14 +59,13 @@ from .peel import AT_MOST, At, Crossing, print_crossing
 from .programs import Programs
 from .pure import (
     BackwardHalf,
-    Checks,
     ForwardHalf,
     Pure,
     backward_half,
+    checks_of,
     mapped,
     pulled_back,
     pushed_forward,
-    require_repeatable,
 )
 
 _STATES = 16
@@ -116,9 +115,10 @@ def pure_call(compiled: Programs, values: Sequence[Any], kind: str | None, level
             opaque = opaque and _is_opaque(below)
         own.append(below)
         here.append(value)
-    if not tracked or not torch.is_grad_enabled():
-        return _one_below(compiled, level, own)
     definition: Any = compiled.definition
+    if not tracked or not definition.n_outs or not torch.is_grad_enabled():
+        _require_path(compiled, own, kind, level)
+        return _one_below(compiled, level, own)
     if definition.exact is not None and not opaque:
         exact, places = definition.exact
         with definition.again():
@@ -126,10 +126,11 @@ def pure_call(compiled: Programs, values: Sequence[Any], kind: str | None, level
     if definition.written:
         here = _with_copies(here, definition.written)
     rule = _rule(compiled, tuple(tracked), len(here), opaque)
-    if opaque and definition.n_outs and not definition.written and not definition.draws:
+    if rule.requires_path:
+        _require_path(compiled, own, kind, level)
+    elif opaque and not definition.written and not definition.draws:
         _print_peel(rule, values, own)
-    outs = applied_at_level(_Node, rule, level, _ran(rule, level, own, here), *[here[i] for i in tracked])
-    return outs if definition.n_outs else ()
+    return applied_at_level(_Node, rule, level, _ran(rule, level, own, here), *[here[i] for i in tracked])
 
 
 def _print_peel(rule: ReverseRule, values: Sequence[Any], own: Sequence[Any]) -> None:
@@ -199,6 +200,8 @@ class ReverseRule:
     """How many values it has."""
     forward: Programs
     """What runs below the level."""
+    requires_path: bool
+    """Whether that is a program for any path through the function, of which the layers are those of one."""
     backward: Programs | None
     """The backward half, of all values and what ``forward`` saves; None: there is none, and ``of`` is pulled back."""
     of: Any
@@ -276,11 +279,23 @@ def _new_rule(compiled: Programs, tracked: tuple[int, ...], n: int, opaque: bool
         backward = compiled.derived(("backward", tracked), lambda: backward_half(definition, tracked, n, n_saved))
     elif (reverse := definition.reversed()) is not definition:
         forward = compiled.derived("reversed", lambda: reverse)
-    late = None
+    late, requires_path = None, False
     if isinstance(definition, Pure):
+        requires_path = definition.reads_values and backward is None
         late = LateState.of(definition.inner.facts.state.late, definition.inner.signature.ins)
     return ReverseRule(
-        compiled, tracked, n, forward, backward, of, places, wrt, gives, definition.active if knows else None, late
+        compiled,
+        tracked,
+        n,
+        forward,
+        requires_path,
+        backward,
+        of,
+        places,
+        wrt,
+        gives,
+        definition.active if knows else None,
+        late,
     )
 
 
@@ -323,7 +338,7 @@ def _recorded(
     ctx.active = [i for i in active if isinstance(v := outs[i], Tensor) and (v.is_floating_point() or v.is_complex())]
     if len(ctx.active) < len(outs):
         ctx.mark_non_differentiable(*[v for i, v in enumerate(outs) if isinstance(v, Tensor) and i not in ctx.active])
-    return outs or (None,)  # autograd knows of no function without a result
+    return outs
 
 
 def _gradients(ctx: Any, incoming: Sequence[Any]) -> list[Any]:
@@ -396,21 +411,20 @@ def _run_below(compiled: Programs, level: int, own: Sequence[Any]) -> Sequence[A
 def _pushed(compiled: Programs, values: Sequence[Any], kind: str | None, level: int) -> Any:
     """Forward mode: of a level of torch.func, or (``kind`` None) of ``torch.autograd.forward_ad`` below all of them."""
     pairs = [dual_parts(v) if isinstance(v, Tensor) else (v, None) for v in values]
+    primals = [v if t is None else p for v, (p, t) in zip(values, pairs, strict=True)]
     wrt = tuple(i for i, (_, tangent) in enumerate(pairs) if tangent is not None)
-    if not wrt:
-        return compiled.run(tuple(values), {}) if kind is None else _one_below(compiled, level, _below(values, level))
     of: Any = compiled.definition
+    if not wrt or not of.n_outs:
+        return compiled.run(tuple(primals), {}) if kind is None else _one_below(compiled, level, _below(primals, level))
     if of.exact is not None and not (of.is_itself_for(wrt) and all(map(_is_opaque, _below(values, level)))):
         exact, places = of.exact
         with of.again():
             return _pushed(compiled.derived("exact", lambda: exact), [values[i] for i in places], kind, level)
-    if isinstance(of, Pure) and of.reads_values:
-        primals = [v if t is None else p for v, (p, t) in zip(values, pairs, strict=True)]
-        _require_path(compiled, primals if kind is None else _below(primals, level), kind, level)
+    _require_path(compiled, primals if kind is None else _below(primals, level), kind, level)
     if kind is None and torch.is_grad_enabled() and any(_is_tracked(v) or _is_tracked(t) for v, t in pairs):
         return _pushed_and_tracked(compiled, values, wrt)
     n = len(values)
-    parts = [*(v if t is None else p for v, (p, t) in zip(values, pairs, strict=True)), *(pairs[i][1] for i in wrt)]
+    parts = [*primals, *(pairs[i][1] for i in wrt)]
     pushed = compiled.derived(("push", wrt, False), lambda: pushed_forward(of, wrt, n))
     found = pushed.run(tuple(parts), {}) if kind is None else _one_below(pushed, level, _below(parts, level))
     outs = [
@@ -421,10 +435,12 @@ def _pushed(compiled: Programs, values: Sequence[Any], kind: str | None, level: 
 
 def _require_path(compiled: Programs, own: Sequence[Any], kind: str | None, level: int) -> None:
     """Raise ``PathMiss`` where Python reads other values than when a pure function was made: the function itself would
-    go another way, and what the layers around it do, and write to Python state, would be that of the former."""
-    of: Any = compiled.definition
-    require_repeatable(of.graph)
-    checks = compiled.derived("checks", lambda: Checks(of.root, of=of))
+    go another way; what depends on its inputs, what the layers around it do, and write to Python state, would be that
+    of the former."""
+    of = compiled.definition
+    if not isinstance(of, Pure) or not of.reads_values:
+        return
+    checks = compiled.derived("checks", lambda: checks_of(of))
     states = {drawn: state_of(drawn) for drawn in of.draws}
     with own_draws(states) if states else contextlib.nullcontext():  # the function draws the same numbers after it
         if kind is None:

@@ -22,7 +22,7 @@ from ..capture.trace import active_trace
 from ..capture.views import is_dense
 from ..generators import Drawn
 from ..graph_primitives import Opaque
-from ..graphs import Graph, pass_of, where_of
+from ..graphs import Graph, checks_alone, pass_of, where_of
 from ..passes.traced_passes import TracedPasses
 from ..slots import Cotangent, Out, Saved, Slot
 from ..state.guards import Guard
@@ -226,10 +226,11 @@ class ForwardHalf(_OfPure, OfGraph):
 class Checks(_OfPure, OfGraph):
     """What a pure function checks of values that Python reads in it: a call on another path raises ``PathMiss``."""
 
+    graph: Graph
+
     def __call__(self, *values: Any) -> tuple[Any, ...]:
         with nesting():
-            _run(self.of.graph, values)
-        return ()
+            return _run(self.graph, values)
 
     @property
     def n_outs(self) -> int:
@@ -446,6 +447,10 @@ def pushed_forward(of: Any, wrt: tuple[int, ...], n: int) -> Pushed:
     return Pushed(
         of.root, of=of, n=n, wrt=wrt, written=of.written | {n + k for k, i in enumerate(wrt) if i in of.written}
     )
+
+
+def checks_of(of: Pure) -> Checks:
+    return Checks(of.root, of=of, graph=checks_alone(of.graph))
 
 
 def backward_half(of: Pure, wrt: tuple[int, ...], n: int, n_saved: int) -> BackwardHalf:
