@@ -176,7 +176,8 @@ _INPUTS = (
     "A = torch.tensor([5.0, -2.0, 0.5])", "B = B.neg()", "with torch.no_grad():\n    R.add_(1)", "A = B",
     "A = torch.tensor([-0.0, 0.0, 3.0])",
     "A = torch.tensor([1.0, float('inf'), -1.0])", "B = torch.tensor([-1.5, -0.25, -3.0])",
-    "A = torch.tensor([0.2, 0.4, 0.6])", "A = A[::2]",
+    "A = torch.tensor([0.2, 0.4, 0.6])", "A = A[::2]", "A = torch.tensor([0.5, 1.5, -1.0, 2.5, 3.5, 0.25])",
+    "A = torch.tensor([0.5, -1.5, -1.0, 2.5, -3.5, 0.25])", "A = torch.tensor([0.5, 1.5, -1.0, 2.5, 3.5, -0.25])",
 )  # fmt: skip
 """What a script makes of the tensors that it passes."""
 
@@ -357,6 +358,8 @@ CEILINGS: dict[str, float] = {
     "refused: MutationError: the function stores one new": 0.009,
     "refused: MutationError: the function stores a new": 0.008,
     "refused: ImpureFunctionError: the function draws from …": 0.007,
+    # what a hook reads under two gradients, of a tensor that the function asks whether it requires grad
+    "refused: UnsupportedTransformError: the function asks whether a": 0.017,
     "warns: UnwatchedStateWarning": 0.01,
     # a value that decides is another path, and each path a program; above 16 paths, ReadsWarning
     "warns: RecompileWarning": 0.13,

@@ -260,7 +260,11 @@ def _snapshot(snapshot: Snapshot, space: dict[str, Any], known: set[str]) -> Sna
 
 
 ORDERS = {"grad": ("grads",), "value_and_grad": ("value", "grads")}
-MAKES = {"grad": fg.grad_compiled, "value_and_grad": fg.value_and_grad_compiled}
+MAKES = {
+    "grad": fg.grad_compiled,
+    "value_and_grad": fg.value_and_grad_compiled,
+    "curved gradient": fg.grad_compiled,
+}
 
 
 @attrs.frozen(eq=False)
@@ -278,13 +282,16 @@ class Over:
             return torch.func.vmap(f)(torch.stack([x, x * 2]))
         if self.transform == "pushed":
             return torch.func.jvp(f, (x,), (torch.ones_like(x),))
-        return torch.func.grad(lambda x: torch.func.grad(f)(x).sum())(x)
+        if self.transform == "differentiated":
+            return torch.func.grad(f)(x)
+        gradient = f if self.transform == "curved gradient" else torch.func.grad(f)
+        return torch.func.grad(lambda x: gradient(x).sum())(x)
 
 
 def in_eager(program: Program, f: Callable[..., Any]) -> Any:
     """What a program's transform means, in eager PyTorch."""
     if program.transform in OVER:
-        return Over(program.transform, f)
+        return Over(program.transform, torch.func.grad(f) if program.transform in MAKES else f)
     return f if program.transform == "jit" else Gradient(f, 0, False, ORDERS[program.transform])
 
 

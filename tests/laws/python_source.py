@@ -81,8 +81,8 @@ CARRIERS = {
 WITH_SELF = ("method", "decorated method", "module", "callable", "inherited")
 ENTRIES = ("function", "function", "closure", "partial", "lambda", "wrapped", "class method", *WITH_SELF)
 PLACED = ("direct", "direct", "direct", "helper", "inner", "loop", "alias", "lambda", "generator", "nested")
-OVER = ("mapped", "pushed", "curved")
-"""Transforms of torch.func over a compiled function."""
+OVER = ("mapped", "pushed", "differentiated", "curved", "curved gradient")
+"""Transforms of torch.func over a compiled function, and one over a compiled gradient."""
 TRANSFORMS = ("jit", "jit", "jit", "jit", "value_and_grad", "grad", *OVER)
 
 
