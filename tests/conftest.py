@@ -58,13 +58,13 @@ WHOLE = ("house/", "laws/", "test_errors.py", "test_mechanisms.py")
 @pytest.hookimpl(tryfirst=True)  # before cases are chosen by their marks
 def pytest_collection_modifyitems(items):
     """Of the cases of a ``sweep(n)``, one in n runs by default, which goes by its name; the others are ``long``. So it
-    is with every other case of a function that has some, three in four of one that has many, and seven in eight of
+    is with two in three cases of a function that has some, five in six of one that has many, and eleven in twelve of
     one that has very many."""
     cases = collections.Counter(item.nodeid.partition("[")[0] for item in items)
     for item in items:
         function, sweep = item.nodeid.partition("[")[0], item.get_closest_marker("sweep")
         n = cases[function]
-        one_in = 8 if n > VERY_MANY else 4 if n > MANY else 2 if n > SOME else 1
+        one_in = 12 if n > VERY_MANY else 6 if n > MANY else 3 if n > SOME else 1
         if any(part in function for part in WHOLE):
             one_in = 1
         if sweep is not None:

@@ -209,7 +209,7 @@ def test_eleven_budgets_of_every_model(name, transform, backend):
     laws_hold(*MODELS[name], backend, transform, 11)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     st.lists(st.sampled_from(["mm", "tanh", "drop", "norm", "residual", "wide", "cat"]), min_size=2, max_size=6),
     st.floats(0.4, 1),

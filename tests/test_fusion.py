@@ -98,7 +98,7 @@ def make(steps):
     return f
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(programs())
 @example(([5, 17, 17, 17], [("unary", 0, 0, 0)]))  # too large to be kept: what is differentiated is the input
 def test_fused_is_eager(program):
@@ -154,7 +154,7 @@ def test_pairwise_values_are_never_in_memory():
     )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     st.integers(1, 80),
     st.integers(1, 80),

@@ -370,7 +370,7 @@ class TestJit:
                 equal(tuple(grads.values()), expected)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.data())
 def test_random_programs(data):
     """Random straight-line programs of pure ops over three inputs: value and gradients equal eager's."""

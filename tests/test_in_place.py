@@ -159,7 +159,7 @@ def test_an_index_that_is_wrong_in_backward():
 # ── laws ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(programs())
 def test_the_same_numbers_with_and_without(program):
     """In one program and in two halves, gone through twice, bit by bit the same; and never more memory."""

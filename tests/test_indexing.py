@@ -13,7 +13,7 @@ from funcgrad.memory.steps import Extern, Launch
 # ── laws ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 SHAPES = st.lists(st.integers(1, 9), min_size=1, max_size=4)
-FEW = settings(max_examples=12, deadline=None)
+FEW = settings(max_examples=7, deadline=None)
 
 
 def indices(data, size, shape, least=0):

@@ -175,7 +175,7 @@ def fg_explain_alias(c, base):
     return c.explain_miss(base[1:5], base[3:7]) + c.explain_miss(base[:4], base[3:7])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), min_size=2, max_size=5))
 def test_aliasing_pattern(places):
     """Equal patterns exactly where the same tensors share the same memory at the same offsets."""
@@ -228,7 +228,7 @@ def test_threads_compile_once():
     assert c.cache_info().misses == 1
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_the_printed_guards_mean_the_key(data):
     """A call compiles exactly when its key differs from every key before."""

@@ -45,7 +45,7 @@ def agree(f, *args):
     return program
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     st.integers(1, 3), st.integers(1, 5), st.integers(1, 5), st.integers(3, 9), st.integers(1, 3), st.integers(1, 2),
     st.integers(0, 1),
@@ -92,7 +92,7 @@ def recurrent(x, w, u, v):
     return (h @ v).square().mean()
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(st.integers(3, 6), st.integers(16, 33), st.integers(60, 70))
 @example(11, 40, 60)
 def test_a_recurrent_net(steps, batch, hidden):
@@ -113,7 +113,7 @@ def test_a_recurrent_net(steps, batch, hidden):
     assert len(into) == added
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(st.integers(4, 11), st.integers(16, 40), st.integers(50, 70))
 @example(11, 40, 60)
 def test_rows_of_all_steps_are_made_one_below_the_other(steps, batch, hidden):
@@ -173,7 +173,7 @@ def test_steps_done_together_do_not_keep_what_all_steps_need():
     assert memory.measured_peak < 1.25 * kept
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(st.integers(60, 90), st.integers(2, 5), st.integers(9, 17))
 def test_what_is_made_for_products_of_batches_lies_batch_by_batch(n, batches, d):
     """``x - mean`` is made in all places of its row; the products read it batch by batch, forward and backward."""

@@ -112,7 +112,7 @@ def _geometries(draw):
     return cuts, order, sizes
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(_geometries(), st.sampled_from([*FUNCTIONS.values()]), st.booleans())
 def test_any_part(geometry, function, both):
     cuts, order, sizes = geometry

@@ -99,7 +99,7 @@ WRITES = (
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.sampled_from(WRITES), max_size=3), st.lists(st.sampled_from(WRITES), max_size=3))
 def test_a_write_happens_in_its_own_pass(in_forward, in_backward):  # S1-2
     """Not both in one of the two, whatever the partition does: the buffer is compared after forward alone."""
@@ -324,7 +324,7 @@ LOOKS = (
 )  # fmt: skip
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_views_of_one_storage_any_of_them_written_to(data):  # S2-3
     looks = data.draw(st.lists(st.sampled_from(LOOKS), min_size=2, max_size=5, unique=True))

@@ -42,7 +42,7 @@ def library_calls(program):
     return [step.node.target for s in program.schedule for step in s.steps if isinstance(step, Call)]
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(
     product=st.sampled_from(list(PRODUCTS)),
     layout=st.sampled_from(list(LAYOUTS)),

@@ -496,7 +496,7 @@ def test_what_a_body_reads_is_refused_by_name():
         fg.jit(lambda x: torch._higher_order_ops.scan(body, torch.zeros(3), x))(torch.ones(4, 3))
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(st.lists(st.sampled_from(range(6)), min_size=1, max_size=5), st.lists(st.floats(-2, 2), min_size=3, max_size=6))
 def test_random_programs(choices, values):
     """Branches, loops, masks and numbers one after the other."""

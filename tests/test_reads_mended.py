@@ -14,6 +14,7 @@ from test_state import X
 from test_state_mended import run
 
 import funcgrad as fg
+from funcgrad.transforms import pure
 
 Y = torch.tensor([0.3, -0.7, 1.2])
 
@@ -439,3 +440,31 @@ def test_which_results_depend_on_what_is_differentiated_is_a_matter_of_the_path(
         expected = transform(eager)(x), torch.rand(())
         torch.manual_seed(1)
         torch.testing.assert_close((transform(compiled)(x), torch.rand(())), expected)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        torch.func.grad,
+        lambda f: lambda x: torch.func.jvp(f, (x,), (x,)),
+        lambda f: torch.func.grad(lambda x: torch.func.grad(f)(x).sin().sum()),
+    ],
+    ids=["grad", "jvp", "twice"],
+)
+def test_a_half_on_another_path_is_traced_once(transform, monkeypatch):
+    """It said that it was, by being traced, in each call that took another path than the one before."""
+
+    def f(x):
+        y = x.sin() if (x > 0).all() else x.cos() * (2 if x[0] > 0.5 else 3)
+        return y.sum() * x[x > 0].numel()
+
+    runs, run = [], pure._run
+    monkeypatch.setattr(pure, "_run", lambda *args: (runs.append(1), run(*args))[1])
+    compiled, eager = transform(fg.jit(f, backend="aten")), transform(f)
+    xs = [torch.tensor(v) for v in ([1.0, 2, 3], [1.0, -2, 3], [0.2, -2, 3], [0.2, -2, -3], [1.0, -2, 4])]
+    for again in range(4):
+        if again == 3:
+            runs.clear()
+        for x in (*xs, *xs[::-1]):
+            torch.testing.assert_close(compiled(x), eager(x))
+    assert not runs

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-from ..graph_primitives import AnyNumber, Path, Read, has_symbols, numbers_replaced, sizes_varied
+from torch import Tensor
+
+from ..graph_primitives import (
+    AnyNumber,
+    Path,
+    PathMiss,
+    Read,
+    has_symbols,
+    is_same_value,
+    numbers_replaced,
+    sizes_varied,
+)
 from ..runtime.cache import leaves_path
 
 
@@ -53,3 +65,33 @@ def with_numbers(path: Path, read: dict[int, Any]) -> Path:
 def differs(read: Read, paths: Sequence[Sequence[Read]]) -> bool:
     """Whether some of the paths are told apart by what is read in the line of this read."""
     return len({repr(other.value) for reads in paths for other in reads if other.where == read.where}) > 1
+
+
+class PathsLeft:
+    """Where what a definition is made of goes another way: a half, of which the layers around it know one path, raises
+    ``PathMiss`` when it is traced on another. That is found once, and not by tracing it in each call."""
+
+    def __init__(self) -> None:
+        self._known = OrderedDict[Any, None]()
+
+    def note(self, path: Path, args: Sequence[Any], miss: PathMiss) -> None:
+        """Tracing a call on a path has raised, having read no more than that."""
+        is_known = not has_symbols(path) and None not in path
+        if is_known and len(path) == miss.read + 1 and is_same_value(path[-1], miss.value):
+            self._known[_key(path, args)] = None
+            if len(self._known) > _LEFT:
+                self._known.popitem(last=False)
+
+    def require_own(self, path: Path, args: Sequence[Any]) -> None:
+        """Raise what tracing such a call raises."""
+        if self._known and _key(path, args) in self._known:
+            raise PathMiss(len(path) - 1, path[-1])
+
+
+_LEFT = 64
+"""So many are known."""
+
+
+def _key(path: Path, args: Sequence[Any]) -> Any:
+    """What decides: conditions on what is read may be on sizes and numbers of the call, too."""
+    return repr(path), *(tuple(v.shape) if isinstance(v, Tensor) else repr(v) for v in args)

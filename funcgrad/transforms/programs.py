@@ -66,7 +66,7 @@ from ..torch_private.modes import modes_entered, outside_dispatch_modes, saved_a
 from .arguments import take_apart
 from .capturing import capture_call
 from .definition import Definition, definition_line, name_of
-from .paths import differs, paths_to_try, with_numbers
+from .paths import PathsLeft, differs, paths_to_try, with_numbers
 from .peel import Printed
 
 _ATTEMPTS = 4
@@ -129,6 +129,7 @@ class Programs(abc.ABC):
         self._effects_lock = threading.RLock()
         self._recompiles = Recompiles()
         self._why_static = ""
+        self._paths_left = PathsLeft()
         self._is_warned_of_paths = False
         self._lost_paths = 0
         self._firsts = 0
@@ -204,6 +205,7 @@ class Programs(abc.ABC):
                     if self._cache.misses != known:
                         continue  # another thread has made one
                     path = with_numbers(met[0], read)
+                    self._paths_left.require_own(path, args)
                     made = self._program_or_error(args, kwargs, path)
                 if made is None:
                     return self._definition(*args, **kwargs)
@@ -244,6 +246,9 @@ class Programs(abc.ABC):
                 return None
             try:
                 return self._compile_and_keep(inputs, path)
+            except PathMiss as miss:
+                self._paths_left.note(path, args, miss)
+                raise
             except Exception as error:
                 replays = self._definition.replays
                 if uninitialized_in(error) is not None or (replays and (is_of_function(error) or initialises(error))):

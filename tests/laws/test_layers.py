@@ -34,7 +34,7 @@ from .programs import Case, Count, difference, generate, run
 from .refusals import reason_of
 
 # A program of the generator takes some 20 ms to compile and run.
-FEW = settings(max_examples=60, deadline=None)
+FEW = settings(max_examples=30, deadline=None)
 SEEDS = st.integers(0, 10**6)
 
 
@@ -194,7 +194,7 @@ def test_a_stack_around_its_own_kernel_is_the_function(seed):
     assert difference(eager, run(case, lambda f: printed(program))) is None
 
 
-@settings(FEW, max_examples=30)
+@settings(FEW, max_examples=16)
 @given(SEEDS)
 def test_statements_are_plain_data(seed):
     """A list of statements goes through JSON and comes back as it was: the same text is printed of it, and it does
@@ -227,7 +227,7 @@ def rebuilt(f, args):
     return program, print_call(attrs.evolve(around, statements=found), *more), found
 
 
-@settings(FEW, max_examples=30)
+@settings(FEW, max_examples=16)
 @given(SEEDS)
 def test_statements_are_the_printed_call_and_its_inverse(seed):
     """The call is printed of them. Read the other way, they lead from what the kernel is given to what the caller

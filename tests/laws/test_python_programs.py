@@ -58,7 +58,7 @@ def test_statements_that_read_values_run(kind):
 
 
 def test_nothing_differs_between_eager_pytorch_and_itself():
-    assert [seed for seed in range(1000, 1060) if check(generate(seed), in_eager).status != "agrees"] == []
+    assert [seed for seed in range(1000, 1025) if check(generate(seed), in_eager).status != "agrees"] == []
 
 
 def test_programs_are_made_by_their_seed():
