@@ -432,3 +432,92 @@ def test_what_is_drawn_and_read_is_drawn_once(use):
         torch.manual_seed(seed)
         torch.testing.assert_close(call(X), wanted)
         assert torch.equal(torch.get_rng_state(), state)
+
+
+class _Remembers(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.all, self.by = torch.zeros(3), list[torch.Tensor](), dict[str, torch.Tensor]()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * (self.last + 1) + sum(self.all[-2:], torch.zeros(3)) + self.by.get("k", torch.ones(3))
+        self.last, self.by["k"] = y.detach(), y.detach().clone()
+        self.all.append(y.detach() * 0.1)
+        return y.sin().sum()
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        torch.func.grad,
+        lambda f: lambda x: torch.func.jvp(f, (x,), (x,))[1],
+        lambda f: lambda x: (f(x), torch.func.grad(f)(x), f(x * 2)),
+    ],
+    ids=["grad", "jvp", "mixed"],
+)
+@pytest.mark.parametrize("kind", ["attribute", "list", "dict", "all"])
+def test_what_a_call_at_a_level_stores_is_read_by_the_next_one(transform, kind):
+    """It is a tensor of a level that has ended by then: the first that was met was read in all calls."""
+
+    def attribute(own, x):
+        y = x * (own.last + 1)
+        own.last = x.detach() * 2
+        return y.sin().sum()
+
+    def of_list(own, x):
+        y = x * sum(own.all[-1:], torch.ones(3))
+        own.all.append(x.detach() * len(own.all))
+        return y.sin().sum()
+
+    def of_dict(own, x):
+        y = x * own.by.get("k", torch.ones(3))
+        own.by["k"] = x.detach() * 2
+        return y.sin().sum()
+
+    bodies = {"attribute": attribute, "list": of_list, "dict": of_dict, "all": _Remembers.forward}
+    found = []
+    for compiled in (False, True):
+        own = _Remembers()
+        body = functools.partial(bodies[kind], own)
+        call = transform(fg.jit(body, backend="aten") if compiled else body)
+        results = [call(torch.ones(3) * 0.3 * k) for k in range(1, 6)]
+        found.append([*results, body(torch.ones(3)), own.last, len(own.all), own.by])
+    torch.testing.assert_close(found[1], found[0])
+
+
+_BAG: dict[str, Any] = {}
+_ITEMS: list[Any] = []
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        lambda x: _BAG.__setitem__("new", torch.ones(3)),
+        lambda x: _BAG.update(n=len(_BAG), pair=(x.detach(), 3)),
+        lambda x: _BAG.pop("n", None),
+        lambda x: _ITEMS.append(torch.ones(3) * len(_ITEMS)),
+        lambda x: _ITEMS.__setitem__(1, (torch.zeros(3), 5)),
+    ],
+    ids=["a new item", "an item and a tuple", "an item less", "appended", "a tuple in a list"],
+)
+@pytest.mark.parametrize("gradient", [False, True])
+def test_a_container_of_tuples_with_tensors_that_a_call_stores_to(store, gradient):
+    """When the function runs once more, the container itself is as it was: what said what it was made of was put in
+    its place, and then looked into."""
+
+    def f(x):
+        y = x * (len(_BAG) + len(_ITEMS) + _BAG["pair"][1])
+        store(x)
+        return (y * _ITEMS[1][0]).sin().sum()
+
+    def seen(call):
+        _BAG.clear()
+        _BAG.update(h=torch.zeros(3), pair=(torch.ones(3), 2), n=1)
+        _ITEMS[:] = [torch.ones(3), (torch.ones(3), 2)]
+        found = [torch.func.grad(lambda x: call(x).sum())(X * k) for k in (1, 2, 3)]
+        return found, [*_BAG], len(_ITEMS), _BAG["pair"][1], _ITEMS[1][1]
+
+    compiled = fg.grad_compiled(f) if gradient else torch.func.grad(fg.jit(f))
+    (expected, *state), (found, *state_now) = seen(torch.func.grad(f)), seen(compiled)
+    torch.testing.assert_close(found, expected)
+    assert state_now == state

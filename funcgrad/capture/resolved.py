@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -24,10 +24,10 @@ def resolve(
     lifted: Sequence[Lifted],
     arguments: Sequence[tuple[Arg, Tensor]],
     watch: Watch,
-    saved: Collection[int],
+    saved: Mapping[int, Tensor],
 ) -> tuple[CapturedTensor, ...]:
     """Where captured tensors live; gradients of inputs come last, since they are read from these. Those that a graph
-    ``saved`` live there alone."""
+    ``saved`` live there alone; what a tensor of a level that has ended wraps lives in that tensor."""
     gradients = {
         id(t.grad): t
         for t in (*(t for _, t in arguments), *(item.real for item in lifted))
@@ -35,7 +35,9 @@ def resolve(
     }
     lifted = sorted(lifted, key=lambda item: id(item.real) in gradients)
     slots: dict[int, Source] = {id(t): slot for slot, t in reversed(arguments)}
-    places = watch.places_of([item.real for item in lifted])
+    ended = [saved[id(item.real)] for item in lifted if saved.get(id(item.real), item.real) is not item.real]
+    places = watch.places_of([*(item.real for item in lifted), *ended])
+    watch.held_ended |= {id(wrapper): (places[id(wrapper)], wrapper) for wrapper in ended if id(wrapper) in places}
     found_by_walk = iter(find_origins(root, [item.real for item in lifted if id(item.real) not in places]))
     origins = [places.get(id(item.real)) or next(found_by_walk) for item in lifted]
     found: list[CapturedTensor] = []

@@ -28,7 +28,7 @@ from ..subclasses import Wrapping, inner_tensors, is_traced, parts
 from ..tags import Tag, tag
 from ..torch_private.fakes import FakeTensor, fake_mode_of, is_bare_functional, silence_where, without_modes
 from ..torch_private.functional import FunctionalTensor, from_functional, replace_value, to_functional
-from ..torch_private.levels import is_dead, outside_transforms, unwrap_dead
+from ..torch_private.levels import alive, is_dead, outside_transforms
 from ..torch_private.modes import TorchFunctionMode, without_function_modes
 from ..torch_private.tensors import is_transform_wrapper, is_zero_tensor, level_of, storage_id, unwrap_transform
 from .autocast import backward_under
@@ -90,8 +90,7 @@ class Trace(Recorder):
         self.pullback: str | None = None
         """Whether a graph that was recorded outside runs, and of what (see ``pullbacks.py``)."""
         self.saved_outside = dict[int, Tensor]()
-        """What such a graph saved, and what tensors of levels that have ended wrap, by identity: no variable holds
-        it."""
+        """What such a graph saved, and, by what they wrap, tensors of levels that have ended: no variable holds it."""
         self.writes = Writes(self.lineage, first_run=stand_in_for is not None)
         self.reads = Reads(self, path, may_be_sizes)
         self.draws = Draws(self, self.reads, rng, first_run=stand_in_for is not None)
@@ -361,8 +360,9 @@ class Trace(Recorder):
         if isinstance(inner, FakeTensor) or is_traced(inner) or is_zero_tensor(inner):
             return wrapper
         if is_dead(wrapper):
-            self.saved_outside[id(inner)] = inner
-            return self.operand(unwrap_dead(wrapper))  # type: ignore[no-any-return]
+            own = alive(wrapper)
+            self.saved_outside[id(own)] = wrapper
+            return self.operand(own)  # type: ignore[no-any-return]
         if self.at_level and level_of(wrapper) <= self.at_level:
             return self._read_now(self.lineage.current(self.lift(wrapper)))
         error = refusals.OF_OUTER_TRANSFORM(type_text(inner), where=user_line())

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..autograd_state import family_of
 from ..capture.memory import history
 from ..capture.questions import ABSENT
-from ..torch_private.levels import unwrap_dead
+from ..torch_private.levels import is_dead, unwrap_dead
 from ..torch_private.tensors import (
     STORAGE_ID,
     dispatch_keys,
@@ -67,8 +67,8 @@ def print_guards(
             compared += [f"{symbol} = {where}" for symbol, where in new]
     known = dict(zip(variables, examples, strict=True))
     at_level = [n for n, v in known.items() if isinstance(v, Tensor) and is_transform_wrapper(v)]
-    # a tensor of a level that has ended is what it wraps
-    ended = {n: f" or unwrap_dead({n}) is not {n}" for n in at_level}
+    # a tensor of a level that has ended is what it wraps, and stays one
+    ended = {n: f" or unwrap_dead({n}) is{' not' * (not is_dead(known[n]))} {n}" for n in at_level}
     differs = {name: _tensor_differs(name, spec, constants) + ended.get(name, "") for name, spec in plain.items()}
     compared += [f"if {condition}: {otherwise}" for condition in differs.values()]
     if plain and not wrapped and not key.ambient.inference_mode:  # inside it inference tensors look like all others

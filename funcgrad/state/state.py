@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -100,6 +101,7 @@ def state_of(watch: Watch, written: Written, arguments: Iterable[tuple[str, Any]
     guards += [
         Guard(e.place, None, "present") for e in written.effects if isinstance(e, Count) and e.otherwise is MISSING
     ]
+    guards += [Guard(place, weakref.ref(wrapper), "tensor") for place, wrapper in watch.held_ended.values()]
     first = [g for g in guards if g.how == "equal"]  # numbers change more often than objects
     ordered = (*first, *(g for g in guards if g.how != "equal"))
     paths = frozenset(path for path, value in arguments if id(value) in objects)
@@ -290,9 +292,11 @@ def holding(guards: Sequence[Guard]) -> Iterator[list[tuple[Guard, str]]]:
             undo()
 
 
-def _cut(container: Any, kind: type, keys: Any) -> Any:
+def _cut(container: Any, kind: Any, keys: Any) -> Any:
     """What a container held when it had fewer items, which are numbers that the program is given; ``MISSING`` where
     it has lost some."""
+    if not isinstance(container, kind):
+        return MISSING
     if kind is list and len(container) >= keys:
         return container[:keys]
     if issubclass(kind, dict) and all(key in container for key in keys):
@@ -300,14 +304,18 @@ def _cut(container: Any, kind: type, keys: Any) -> Any:
     return MISSING
 
 
+_OF_NO_VALUE = ("present", "one", "apart", "a tensor", "shape")
+"""Guards that do not know what was there."""
+
+
 def _put_back(guard: Guard) -> Any:
     place, now = guard.place, guard.place.read()
-    if place.kind == "itself" and isinstance(place.owner, (dict, list, set, deque)):
-        before = _cut(place.owner, *guard.value) if guard.how == "shape" else guard.value
+    if (place.kind == "itself" or guard.how == "shape") and isinstance(now, (dict, list, set, deque)):
+        before = _cut(now, *guard.value) if guard.how == "shape" else guard.value
         if before is not MISSING:
-            held = place.owner.copy()
-            refill(place.owner, before)
-            return lambda: refill(place.owner, held)
+            held = now.copy()
+            refill(now, before)
+            return lambda: refill(now, held)
     if guard.how == "array" and now.flags.writeable and now.shape == guard.value.shape:
         values = now.copy()
         now[...] = guard.value
@@ -318,7 +326,7 @@ def _put_back(guard: Guard) -> Any:
     is_gone = guard.how == "tensor" and guard.value() is None
     # a variable of a context that has been set cannot be unset
     is_gone |= guard.how == "absent" and place.kind == "context"
-    if is_gone or place.kind in ("itself", "type", "default") or guard.how in ("present", "one", "apart", "a tensor"):
+    if is_gone or place.kind in ("itself", "type", "default") or guard.how in _OF_NO_VALUE:
         raise refusals.CHANGED_BEFORE_BACKWARD(place, guard.explain(), where=str(place))
     was = guard.value() if guard.how == "tensor" else guard.value
     try:

@@ -88,6 +88,7 @@ class Watch(Unwatched):
         self._stack = ExitStack()
         self.notes_what_runs = False
         self.identities = Identities(hears_identities)
+        self.held_ended: dict[int, tuple[Place, Tensor]] = {}  # tensors of levels that have ended, which were read
         self.put_numbers(numbers)
         try:
             self.see(root, "")
@@ -322,9 +323,7 @@ class Watch(Unwatched):
     def places_of(self, wanted: Sequence[Tensor]) -> dict[int, Place]:
         """By identity, the first place of each tensor that was read from one that is known, or lies in a container
         that was met."""
-        found: dict[int, Place] = {}
-        for place, tensor in self.tensors.values():
-            found.setdefault(id(tensor), place)
+        found = {id(tensor): place for place, tensor in reversed(self.tensors.values())}
         missing = {id(t) for t in wanted} - found.keys()
         for met in self.met.values() if missing else ():
             if isinstance(met.container, (dict, list, collections.deque)):

@@ -194,6 +194,13 @@ unwrap_dead: Callable[[torch.Tensor], torch.Tensor] = torch._C._functorch.unwrap
 """A tensor of a level that has ended is what it wraps."""
 
 
+def alive(tensor: torch.Tensor) -> torch.Tensor:
+    """What a tensor of levels that have ended is: no wrapper, or one of a level that has not."""
+    while (below := unwrap_dead(tensor)) is not tensor:
+        tensor = below
+    return tensor
+
+
 def is_dead(tensor: torch.Tensor) -> bool:
     """Whether a tensor is of a level of torch.func that has ended."""
     return is_transform_wrapper(tensor) and unwrap_dead(tensor) is not tensor

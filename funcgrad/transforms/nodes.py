@@ -31,6 +31,7 @@ from ..state.guards import Guard
 from ..torch_private.levels import (
     BelowLevel,
     SingleLevelFunction,
+    alive,
     applied_at_level,
     batched_at,
     dual_parts,
@@ -89,8 +90,10 @@ def randomness_at(level: int) -> str:
 
 
 def called_at_level(compiled: Programs, *values: Any) -> Any:
-    """A call of a pure function by the program around it, which runs at a level."""
-    return pure_call(compiled, values, *innermost_transform())
+    """A call of a pure function by the program around it, which runs at a level. What that reads of Python state may be
+    of a level that has ended."""
+    own = [alive(v) if isinstance(v, Tensor) else v for v in values]
+    return pure_call(compiled, own, *innermost_transform())
 
 
 def pure_call(compiled: Programs, values: Sequence[Any], kind: str | None, level: int) -> Any:
