@@ -2,12 +2,14 @@
 
 Both can be printed, run and verified. Everything funcgrad writes on an fx node is read and written here: ``val`` (the
 fake value, torch's own key), ``where`` (the caller's source line), ``pass`` (recorded in ``"forward"`` or
-``"backward"``), and of a backward pass ``passage``, ``write``, ``is_gradient`` and ``absent``; tags: ``tags.py``.
+``"backward"``), ``no_grad`` (where grad mode is off), ``detached`` (by ``"detach"`` or ``"data"``), and of a backward
+pass ``passage``, ``write``, ``is_gradient`` and ``absent``; tags: ``tags.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -36,6 +38,11 @@ from .torch_private.operators import draws_random, is_operator, is_torchs_own, r
 from .torch_private.tensors import storage_id
 from .trees import flatten
 
+_DETACHED: Mapping[str | None, Callable[[Any], Any]] = {
+    None: lambda found: found,
+    "detach": lambda found: found.detach(),
+    "data": lambda found: found.data,  # of the innermost level of torch.func alone
+}
 _DRAWN_AT_MOST = 80
 _SHOWN = 240
 """Characters of a call that are shown: one that puts a thousand tensors together is longer."""
@@ -108,7 +115,9 @@ class Graph(Shown):
                 env[node] = self.constants[node.target]
             elif node.op == "call_function":
                 args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
-                env[node] = instead.get(node.target, node.target)(*args, **kwargs)
+                with torch.no_grad() if node.meta.get("no_grad") else contextlib.nullcontext():
+                    found = instead.get(node.target, node.target)(*args, **kwargs)
+                env[node] = _DETACHED[node.meta.get("detached")](found)
                 sizes.check(node)
         return tuple(fx.map_arg(self.results, env.__getitem__))
 

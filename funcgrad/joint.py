@@ -144,6 +144,8 @@ class Joint(Shown):
     """Where in the caller's code guards were made."""
     reads: tuple[Read, ...] = ()
     """What Python read of values: checks in the graph say by its number which of them is another now."""
+    own_rule: str | None = None
+    """What in the forward pass has a derivative of its own, where transforms may differentiate the graph."""
     arrivals: tuple[Slot, ...] = ()
     """The inputs, in the order in which gradients come to them."""
     donated: Mapping[Slot, str] = {}

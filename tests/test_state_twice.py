@@ -521,3 +521,87 @@ def test_a_container_of_tuples_with_tensors_that_a_call_stores_to(store, gradien
     (expected, *state), (found, *state_now) = seen(torch.func.grad(f)), seen(compiled)
     torch.testing.assert_close(found, expected)
     assert state_now == state
+
+
+_TWICE = {
+    "grad": torch.func.grad,
+    "grad of grad": lambda f: torch.func.grad(lambda x: torch.func.grad(f)(x).sin().sum()),
+    "jvp": lambda f: lambda x: torch.func.jvp(f, (x,), (x,)),
+    "jvp of grad": lambda f: lambda x: torch.func.jvp(torch.func.grad(f), (x,), (x,)),
+}
+
+
+def _under_no_grad(x):
+    with torch.no_grad():
+        k = x.cos()
+    return (x * k).sin().sum()
+
+
+def _into_a_view(x):
+    y = x.clone()
+    y[0] = y[1].detach()
+    return (y * x).sin().sum()
+
+
+@pytest.mark.parametrize("transform", _TWICE)
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda x: (x * x.detach()).sin().sum(),
+        lambda x: (x.sin() * (torch.detach(x) ** 2)).sum(),
+        lambda x: (x * x.data).sin().sum(),
+        _under_no_grad,
+        _into_a_view,
+    ],
+    ids=["detach", "torch.detach", "data", "no_grad", "into a view"],
+)
+def test_what_stops_gradients_in_a_function_that_stores_a_tensor(of, transform):
+    """Its graph runs in its derivatives, and did not say what is detached, or was computed under ``no_grad``."""
+    own = _Holder()
+
+    def f(x):
+        own.k = (x * 2).detach()
+        return of(x)
+
+    compiled, eager = _TWICE[transform](fg.jit(f, backend="aten")), _TWICE[transform](f)
+    for x in (X, X * 2):
+        torch.testing.assert_close(compiled(x), eager(x))
+
+
+class _Cubes(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x * 2
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 7
+
+
+def _hooked(x):
+    y = x * 1
+    y.register_hook(lambda gradient: gradient * 3)
+    return (y * x).sin().sum()
+
+
+@pytest.mark.parametrize(
+    ("of", "transform"),
+    [(lambda x: (_Cubes.apply(x) * x).sum(), name) for name in ("grad of grad", "jvp", "jvp of grad")]
+    + [(_hooked, "grad of grad"), (lambda x: (x.sin().detach_() * x).sum(), "jvp")],
+)
+def test_a_derivative_of_its_own_in_a_function_that_stores_a_tensor_is_refused(of, transform):
+    """The graph that runs in its derivatives does not say so: the derivative of what it computes was taken."""
+    own = _Holder()
+
+    def f(x):
+        own.k = x * 2
+        return of(x)
+
+    with pytest.raises(fg.UnsupportedTransformError, match=r"differentiated by its graph; .* is not in that"):
+        _TWICE[transform](fg.jit(f, backend="aten"))(X)

@@ -192,6 +192,11 @@ class Inner:
         restrides = any(change.restrides for change in facts.changes.values())
         return not (facts.needed_overlaps() or more or restrides or self.inverse.keys)
 
+    @property
+    def runs_pure(self) -> bool:
+        """Whether derivatives run the function again, and not its graph (see ``run_pure``)."""
+        return self.exchanges_values and not self.facts.given
+
     def run_pure(self, *values: Any) -> tuple[Any, ...] | None:
         """As ``run``, of values that transforms of the trace may wrap: what is written to is a copy, and the values
         of ``signature.outs`` alone are returned. None where more than values goes in or out: memory that inputs

@@ -44,10 +44,13 @@ from .trace import Trace
 from .unrolled import warn_of_unrolled
 
 
-def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool, watch: Watch) -> Joint:
+def capture(
+    inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool, watch: Watch, at_level: bool = False
+) -> Joint:
     """Trace an inner function into one graph. What it writes to Python state, compared with what ``watch`` met, is
     undone.
 
+    ``at_level``: whether transforms may differentiate the graph, in which what stops gradients is kept then.
     ``reals``: a real value for each slot of its signature. ``grad``: whether inputs keep their ``requires_grad``.
     ``with_backward``: trace the gradients of all inputs that require grad, too, given a cotangent for each output that
     has a history. Raises ``TraceError`` if this run meets a tensor the dry run did not, ``BackwardError`` if only
@@ -63,6 +66,7 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool,
         )
     )
     trace.watch = watch
+    trace.keeps_detached = at_level and not inner.runs_pure
     trace.draws.expect(inner.facts.generators)
     trace.regions = () if inner.policy is None else (whole(inner.policy),)
     assert trace.graph is not None
@@ -119,7 +123,8 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool,
         Told() if trace.passages is None else trace.passages.told,
         inner.signature.outs,
         with_backward,
-        symbols.lines, tuple(trace.reads.done), () if trace.passages is None else tuple(trace.passages.arrivals),
+        symbols.lines, tuple(trace.reads.done), trace.own_rule,
+        () if trace.passages is None else tuple(trace.passages.arrivals),
     )  # fmt: skip
 
 
@@ -208,7 +213,8 @@ def _require_nothing_done(order: Sequence[fx.Node]) -> None:
 
 
 def simplify(graph: Graph) -> None:
-    """Remove what has no effect: detach and alias (nothing tracks gradients in a graph), views that end where one began
+    """Remove what has no effect: detach and alias (nothing tracks gradients in a graph, but for one that transforms
+    differentiate, which says what is ``detached``), views that end where one began
     (a transposition of a transposition), and calls nobody reads.
 
     A random draw nobody reads stays: it advances the generator, as it does in eager PyTorch. So does a returned alias
@@ -224,7 +230,7 @@ def simplify(graph: Graph) -> None:
         if node.target is torch.ops.aten.empty_like.default:
             _of_its_own(node)
         like = node.args[0] if node.target in aliases else _viewed_before(node)
-        if like is None:
+        if like is None or node.meta.get("detached"):
             continue
         others = outside.union(*(storages(r) for r in returned if r is not node)) if node in returned else frozenset()
         if not storages(node) & others:

@@ -202,6 +202,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return value
 
 
+_DETACHES = {Tensor.detach: "detach", torch.detach: "detach", Tensor.data.__get__: "data"}  # type: ignore[attr-defined]
+
+
 class Lifter(TorchFunctionMode):
     """Above autograd: replaces each real tensor in a call by the trace's input that stands for it."""
 
@@ -256,6 +259,8 @@ class Lifter(TorchFunctionMode):
             tracked = self._trace.questions.requires_grad(args[0], func == _ASKS_GRAD)
             if tracked is not NotImplemented:
                 return tracked
+        if func is Tensor.register_hook or func is Tensor.detach_:
+            self._trace.has_own_rule(f"Tensor.{func.__name__}")
         if func is Tensor.register_hook:
             args, kwargs = [args[0], self._hook(args[0], *args[1:], **kwargs)], {}
         require_memory_in_place(func)
@@ -280,6 +285,8 @@ class Lifter(TorchFunctionMode):
         if func in TAKES_DATA:
             args = self._trace.reads.with_data(func, args)
         self._trace.checks = VALUE_CHECKS.get(func)
+        if self._trace.keeps_detached and func in _DETACHES:
+            args = [self._trace.recorded_detached(args[0], _DETACHES[func])]
         try:
             if kwargs.get("out") is not None:
                 out = call_with_out(self._trace, func, given["out"], args, kwargs)

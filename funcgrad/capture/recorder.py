@@ -19,7 +19,7 @@ from ..slots import Arg, Out, Signature, Slot, identifier
 from ..state.lines import user_line
 from ..torch_private.autograd import next_sequence_number, running_sequence_number
 from ..torch_private.fakes import FakeTensor, FakeTensorMode, without_modes
-from ..torch_private.modes import TorchDispatchMode
+from ..torch_private.modes import TorchDispatchMode, without_function_modes
 from ..torch_private.symbols import expression
 from ..trees import flatten
 from .bodies import Bodies
@@ -63,6 +63,11 @@ class Recorder:
         """What the names of nodes begin with."""
         self.regions: tuple[Region, ...] = ()
         self.bodies = Bodies()
+        self.keeps_detached = False
+        """Whether the graph says what is detached: transforms may differentiate it."""
+        self.own_rule: str | None = None
+        """What in such a graph has a derivative of its own, which it does not say."""
+        self._detached: str | None = None
         self.refused: Exception | None = None
         """What the run is refused with, though the function may catch it."""
 
@@ -96,6 +101,20 @@ class Recorder:
         if isinstance(value, Tensor):
             self._nodes.setdefault(id(value), node)
 
+    def recorded_detached(self, tensor: Tensor, how: str) -> Tensor:
+        """A tensor that is to be detached, by a node that says so: functionalisation leaves none."""
+        self._detached = how
+        try:
+            with without_function_modes():
+                return torch.ops.aten.alias.default(tensor)  # type: ignore[no-any-return]
+        finally:
+            self._detached = None
+
+    def has_own_rule(self, what: str) -> None:
+        """The function has called, or done, what has a derivative of its own."""
+        if self.keeps_detached and self.current_pass == "forward" and self.own_rule is None:
+            self.own_rule = f"{what} ({user_line()})"
+
     def record(self, op: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Append one call. A call that yields no tensor (a size, a device) is metadata and leaves no node."""
         assert self.graph is not None
@@ -115,6 +134,10 @@ class Recorder:
         node_args = [self._argument(a, op) for a in args]
         node_kwargs = {k: self._argument(v, op) for k, v in kwargs.items()}
         meta = self.during(self.line())
+        if self.current_pass == "forward" and not torch.is_grad_enabled():
+            meta["no_grad"] = True
+        if self._detached is not None:
+            meta["detached"] = self._detached
         name = self.prefix + (op.__name__.split(".")[0].strip("_") or "call")
         node = self.graph.create_node("call_function", op, tuple(node_args), node_kwargs, name=name)
         node.meta = {"val": out, **meta}

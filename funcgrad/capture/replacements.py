@@ -49,6 +49,7 @@ def replacements_of(trace: Trace) -> dict[str, Replacement]:
             takes_gradient(trace, trace.lineage.named(tensor))
 
         operands = [*map(trace.function_operand, args)]
+        trace.has_own_rule(f"{getattr(apply, '__self__', apply).__name__}.apply")
         out = trace.writes.run_custom_function(apply, operands, kwargs, takes)
         if trace.graph is None:
             trace.forgotten.used(operands, out)

@@ -432,6 +432,11 @@ ASKS_OF_TANGENT = Refusal(
     "the function asks whether a tensor that it computes requires grad, in forward mode of tensors that do",
     "ask it of an argument, or outside of the function",
 )
+RULE_NOT_IN_GRAPH = Refusal(
+    UnsupportedTransformError,
+    "the function gives more than values (it stores a tensor), and is differentiated by its graph; {0} is not in that",
+    "return what is stored, and store it outside of the function",
+)
 NO_FORWARD_RULE = Refusal(
     UnsupportedTransformError,
     "{0} is differentiated in forward mode, and custom_vjp has a rule for reverse mode alone",

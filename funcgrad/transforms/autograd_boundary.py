@@ -344,6 +344,7 @@ def pure_of(found: CapturedCall, made: Executable) -> Pure:
         autocast=autocast,
         halves=halves,
         passes=passes,
+        own_rule=joint.own_rule,
     )
 
 

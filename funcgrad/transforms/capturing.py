@@ -99,7 +99,7 @@ def _captured(
             definition.splits, definition.root, options.backward_autocast, policy_of(options.policy), options.rng,
         )  # fmt: skip
     with stages("capture"):
-        joint, refused = _traced(inner, inner_values(statements, inputs, facts), grad, watch)
+        joint, refused = _traced(inner, inner_values(statements, inputs, facts), grad, watch, at_level)
         watch.release()
         if joint.sizes is not None and joint.sizes.are_numbers:
             require_sizes_may_vary(facts)
@@ -145,7 +145,9 @@ def _observed(
         return observed(Untracked(definition), True, definition.replays)
 
 
-def _traced(inner: Inner, reals: list[object], grad: bool, watch: Watch) -> tuple[Joint, Exception | None]:
+def _traced(
+    inner: Inner, reals: list[object], grad: bool, watch: Watch, at_level: bool
+) -> tuple[Joint, Exception | None]:
     """The joint graph: with its backward pass if its result must be differentiable and it runs as two halves.
 
     Where only differentiating fails, the forward pass alone, and the error ``backward()`` will raise, as in eager
@@ -153,16 +155,16 @@ def _traced(inner: Inner, reals: list[object], grad: bool, watch: Watch) -> tupl
     backward is compiled when it runs.
     """
     if not (inner.splits and inner.facts.differentiable):
-        return capture(inner, reals, grad, False, watch), None
+        return capture(inner, reals, grad, False, watch, at_level), None
     try:
-        return capture(inner, reals, True, not inner.facts.backward_writes, watch), None
+        return capture(inner, reals, True, not inner.facts.backward_writes, watch, at_level), None
     except BackwardError as error:
         assert isinstance(error.__cause__, Exception)
         if inner.facts.reads is not None and isinstance(error.__cause__, READS_LATER):
-            return capture(inner, reals, True, False, watch), None
+            return capture(inner, reals, True, False, watch, at_level), None
         is_symbolic = inner.inputs.has_symbols or bool(has_symbols(inner.facts.path))
         if is_symbolic and not is_of_graph(error.__cause__):  # C++ may know no symbol there
             raise NotSymbolicError(f"its backward pass fails ({error.__cause__})") from error
         refused = named_error(error.__cause__) or error.__cause__
         refused.__cause__ = refused.__context__ = None  # their frames hold the trace
-        return capture(inner, reals, True, False, watch), refused.with_traceback(None)
+        return capture(inner, reals, True, False, watch, at_level), refused.with_traceback(None)

@@ -92,6 +92,8 @@ class Pure(_OfValues):
     through it."""
     passes: TracedPasses | None = None
     """All that was traced of the backward half, for cotangents of some outputs alone."""
+    own_rule: str | None = None
+    """What in it has a derivative of its own, where its graph runs, which does not say so."""
     exact: None = None
     is_reversed: bool = False
     """Whether a level of reverse mode runs it as its forward pass."""
@@ -156,6 +158,11 @@ class _OfPure(_OfValues):
     def draws(self) -> tuple[Drawn, ...]:
         return self.of.draws  # type: ignore[no-any-return]
 
+    @property
+    def own_rule(self) -> str | None:
+        """See ``Pure``."""
+        return self.of.own_rule  # type: ignore[no-any-return]
+
     def reversed(self) -> Any:
         """See ``Pure.reversed``; a derivative is differentiated itself first."""
         return self
@@ -189,6 +196,7 @@ class Pulled(_OfPure):
     """What of Python state its backward pass reads, as it was when that ran."""
 
     def __call__(self, *values: Any) -> tuple[Tensor, ...]:
+        _require_no_own_rule(self.of)
         leaves, cotangents = values[: self.n], values[self.n :]
 
         def f(*own: Any) -> tuple[Any, ...]:
@@ -315,6 +323,7 @@ class Pushed(_OfPure):
     wrt: tuple[int, ...]
 
     def __call__(self, *values: Any) -> Any:
+        _require_no_own_rule(self.of)
         leaves, tangents = values[: self.n], values[self.n :]
 
         def f(*own: Any) -> tuple[Any, ...]:
@@ -401,6 +410,11 @@ def require_repeatable(graph: Graph, both: bool = False) -> None:
     )
     if once is not None:
         raise refusals.RUNS_ONCE(once.target.name, once.target, where=where_of(once))
+
+
+def _require_no_own_rule(of: Any) -> None:
+    if of.own_rule is not None:
+        raise refusals.RULE_NOT_IN_GRAPH(of.own_rule, where=of.own_rule)
 
 
 def _run(graph: Graph, values: Sequence[Any]) -> tuple[Any, ...]:
