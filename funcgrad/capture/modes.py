@@ -259,8 +259,8 @@ class Lifter(TorchFunctionMode):
             tracked = self._trace.questions.requires_grad(args[0], func == _ASKS_GRAD)
             if tracked is not NotImplemented:
                 return tracked
-        if func is Tensor.register_hook or func is Tensor.detach_:
-            self._trace.has_own_rule(f"Tensor.{func.__name__}")
+        if self._trace.keeps_detached:
+            args = self._differentiated(func, args)
         if func is Tensor.register_hook:
             args, kwargs = [args[0], self._hook(args[0], *args[1:], **kwargs)], {}
         require_memory_in_place(func)
@@ -285,8 +285,6 @@ class Lifter(TorchFunctionMode):
         if func in TAKES_DATA:
             args = self._trace.reads.with_data(func, args)
         self._trace.checks = VALUE_CHECKS.get(func)
-        if self._trace.keeps_detached and func in _DETACHES:
-            args = [self._trace.recorded_detached(args[0], _DETACHES[func])]
         try:
             if kwargs.get("out") is not None:
                 out = call_with_out(self._trace, func, given["out"], args, kwargs)
@@ -307,6 +305,13 @@ class Lifter(TorchFunctionMode):
             raise
         finally:
             self._trace.checks = None
+
+    def _differentiated(self, func: Any, args: list[Any]) -> list[Any]:
+        """The arguments of a call in a graph that transforms may differentiate: what stops gradients is recorded there,
+        and what has a derivative of its own noted."""
+        if func is Tensor.register_hook or func is Tensor.detach_:
+            self._trace.has_own_rule(f"Tensor.{func.__name__}")
+        return [self._trace.recorded_detached(args[0], _DETACHES[func])] if func in _DETACHES else args
 
     def _text(self, func: Any, tensor: Tensor, how: str = "") -> str | None:
         """The text of a tensor; None where it is that of a number in it, and is read."""
