@@ -568,7 +568,7 @@ def test_what_stops_gradients_in_a_function_that_stores_a_tensor(of, transform):
         torch.testing.assert_close(compiled(x), eager(x))
 
 
-class _Cubes(torch.autograd.Function):
+class _Sevenfold(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
@@ -592,7 +592,7 @@ def _hooked(x):
 
 @pytest.mark.parametrize(
     ("of", "transform"),
-    [(lambda x: (_Cubes.apply(x) * x).sum(), name) for name in ("grad of grad", "jvp", "jvp of grad")]
+    [(lambda x: (_Sevenfold.apply(x) * x).sum(), name) for name in ("grad of grad", "jvp", "jvp of grad")]
     + [(_hooked, "grad of grad"), (lambda x: (x.sin().detach_() * x).sum(), "jvp")],
 )
 def test_a_derivative_of_its_own_in_a_function_that_stores_a_tensor_is_refused(of, transform):

@@ -203,6 +203,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 _DETACHES = {Tensor.detach: "detach", torch.detach: "detach", Tensor.data.__get__: "data"}  # type: ignore[attr-defined]
+"""What stops gradients, by how ``Graph.run`` does it again."""
 
 
 class Lifter(TorchFunctionMode):
