@@ -105,8 +105,8 @@ class PathMiss(Exception):  # noqa: N818 another path of the program is asked fo
 
 def _fixed(value: Any) -> Any:
     """A value, where the graph runs in another trace: a symbol of that is the number it is now, from here on."""
-    if type(value) is tuple:
-        return tuple(map(_fixed, value))
+    if type(value) in (tuple, list):
+        return type(value)(map(_fixed, value))
     return (
         float(value) if isinstance(value, torch.SymFloat) else int(value) if isinstance(value, torch.SymInt) else value
     )
@@ -115,6 +115,7 @@ def _fixed(value: Any) -> Any:
 def expect(value: Any, read: int, expected: Any) -> None:
     """A check that the program is for this call: raises ``PathMiss`` where a value that Python read is not what it
     was."""
+    expected = [*expected] if isinstance(expected, list) else expected  # a graph's own class of lists
     now = _read_as(type(expected), value) if isinstance(value, Tensor) else value
     if not is_same_value(now := _fixed(now), expected):
         raise PathMiss(read, now)

@@ -353,6 +353,20 @@ def children_of(container: Any) -> tuple[Any, ...]:
     return tuple(shape.children)
 
 
+def index_paths(tree: Tree, root: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
+    """Of every leaf of a structure, which child to take of which child."""
+    if isinstance(tree, Leaf):
+        yield root
+        return
+    for i, child in enumerate(tree.children):
+        yield from index_paths(child, (*root, i))
+
+
+def at_indices(path: Sequence[int], value: Any) -> Any:
+    """What stands there in a container."""
+    return functools.reduce(lambda container, i: children_of(container)[i], path, value)
+
+
 def containers_in(value: Any, tree: Tree, path: str, variable: str) -> Iterator[Container]:
     """The containers of a value of this structure, from the outside in."""
     if isinstance(tree, Leaf) or tree.kind is type(None):

@@ -37,7 +37,7 @@ from turns import in_turn
 
 import funcgrad as fg
 from funcgrad.errors import Refusal
-from funcgrad.refusals import memory, tracing
+from funcgrad.refusals import memory, random_numbers, tracing
 
 Make = Callable[[], tuple[Any, ...]]
 
@@ -555,8 +555,16 @@ row(
     fixed=fg.jit(torch.vmap(torch.func.grad(lambda x: (x * x).sum()))),
 )
 row(
+    "a method of a generator that was taken before",
+    random_numbers.KNOWS_OLD_METHOD,
+    lambda x: (SEEDS(3), x + torch.rand(3, generator=GENERATOR))[1],
+    numbers,
+    where="SEEDS",
+    fixed=lambda x: (GENERATOR.manual_seed(3), x + torch.rand(3, generator=GENERATOR))[1],
+)
+row(
     "a seed that nobody knows",
-    tracing.SEEDED_UNTOLD,
+    random_numbers.SEEDED_UNTOLD,
     lambda x: (torch.seed(), x + torch.rand(3))[1],
     numbers,
     fixed=lambda x: (torch.manual_seed(7), x + torch.rand(3))[1],
@@ -571,7 +579,7 @@ def forks(x: Tensor) -> Tensor:
 
 row(
     "a fork of the generator",
-    tracing.STATE_OF_PHILOX,
+    random_numbers.STATE_OF_PHILOX,
     forks,
     numbers,
     options={"rng": "philox"},
@@ -579,14 +587,14 @@ row(
 )
 row(
     "normal_ with gaps",
-    tracing.NORMAL_WITH_GAPS,
+    random_numbers.NORMAL_WITH_GAPS,
     lambda x: x[:, ::2].normal_(),
     ones(6, 8),
     fixed=lambda x: x[:, ::2].copy_(torch.randn(6, 4)),
 )
 row(
     "a draw that philox has no rule for",
-    tracing.NO_PHILOX_RULE,
+    random_numbers.NO_PHILOX_RULE,
     lambda x: torch.poisson(x.abs()),
     numbers,
     options={"rng": "philox"},
@@ -594,7 +602,7 @@ row(
 )
 row(
     "whole numbers beyond philox",
-    tracing.DRAW_TOO_WIDE,
+    random_numbers.DRAW_TOO_WIDE,
     lambda x: torch.randint(-(2**62), 2**62 + 7, (3,)) * x,
     numbers,
     options={"rng": "philox"},
@@ -635,7 +643,7 @@ def draws_outside_of_it(x: Tensor) -> Tensor:
 
 row(
     "a draw in a branch",
-    tracing.BODY_DRAWS,
+    random_numbers.BODY_DRAWS,
     draws_in_a_branch,
     leaf,
     fixed=draws_outside_of_it,
@@ -680,6 +688,7 @@ row(
 
 IMPURE, TRACE = fg.ImpureFunctionError, fg.TraceError
 GENERATOR = torch.Generator()
+SEEDS = GENERATOR.manual_seed
 NUMPY = np.random.default_rng(0)
 COUNT = itertools.count()
 TURNS = [0]
@@ -694,7 +703,7 @@ def drawn_from() -> torch.Generator:
 
 row(
     "random.random()",
-    tracing.DRAWS_ELSEWHERE,
+    random_numbers.DRAWS_ELSEWHERE,
     lambda x: x * random.random(),
     numbers,
     fixed=lambda x: x * torch.rand(()),
@@ -703,7 +712,7 @@ row(
 )
 row(
     "np.random",
-    tracing.DRAWS_ELSEWHERE,
+    random_numbers.DRAWS_ELSEWHERE,
     lambda x: x * NUMPY.random(),
     numbers,
     fixed=lambda x, k: x * k,
@@ -721,7 +730,7 @@ row(
 )
 row(
     "an own generator",
-    tracing.GENERATOR_OF_PHILOX,
+    random_numbers.GENERATOR_OF_PHILOX,
     lambda x: x + torch.rand(3, generator=GENERATOR),
     numbers,
     options={"rng": "philox"},
@@ -730,7 +739,7 @@ row(
 )
 row(
     "a copy of a generator",
-    tracing.GENERATOR_COPIED,
+    random_numbers.GENERATOR_COPIED,
     lambda x: x + torch.rand(3, generator=drawn_from().clone_state()),
     numbers,
     fixed=lambda x: x + torch.rand(3, generator=GENERATOR.manual_seed(0)),
@@ -1535,7 +1544,7 @@ row(
 )
 row(
     "philox in a loop",
-    tracing.BODY_DRAWS_PHILOX,
+    random_numbers.BODY_DRAWS_PHILOX,
     lambda x: scan(lambda c, y: (c + y, y * torch.rand_like(y)), torch.zeros(()), x)[0],
     numbers,
     options={"rng": "philox"},
@@ -1658,7 +1667,7 @@ differs(
 )
 differs(
     "a draw in one run",
-    tracing.DRAW_IN_TWO_RUNS,
+    random_numbers.DRAW_IN_TWO_RUNS,
     lambda x: x + torch.rand(3),
     lambda x: x + torch.rand(3),
     options={"rng": "philox"},
@@ -2089,7 +2098,7 @@ row(
 )
 row(
     "dropout in a reentrant checkpoint",
-    tracing.STATE_OF_PHILOX,
+    random_numbers.STATE_OF_PHILOX,
     lambda x: checkpoint(lambda x: F.dropout(x, 0.5), x, use_reentrant=True),
     leaf,
     options={"rng": "philox"},
@@ -2449,7 +2458,7 @@ row(
 )
 row(
     "the seed of a generator",
-    tracing.SEED_ASKED_FOR,
+    random_numbers.SEED_ASKED_FOR,
     lambda x: x * (torch.initial_seed() % 7),
     numbers,
     fixed=lambda x: (torch.manual_seed(3), x * (torch.initial_seed() % 7))[1],

@@ -1211,7 +1211,7 @@ NOT_REFUSED_HERE = {
     "LEGACY_VMAP_TWICE": "PyTorch has no public way to nest it",
     "FORWARD_OVER_WRITES": "test_gradcheck.py",
     "ASKS_OF_TANGENT": "test_duals.py",
-    "RULE_NOT_IN_GRAPH": "test_state_twice.py",
+    "RULE_NOT_IN_GRAPH": "test_late_state.py",
     "ONWARD_TO_OWN_GRADIENT": "test_onward.py has a table of its own",
     "ONWARD": "test_onward.py has a table of its own",
     "ONWARD_CREATE_GRAPH": "test_onward.py has a table of its own",

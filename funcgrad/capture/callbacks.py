@@ -222,19 +222,17 @@ def _fake(trace: Trace, tensor: Tensor) -> Tensor:
 
 # ── the call ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-_apply_function = vars(torch.autograd.Function)["apply"]
-"""As it is outside of a trace: within one, it tells of custom functions, and this is none."""
-
 
 def apply(call: Callback, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The results, and what the tensors hold afterwards that it writes to, differentiable to every order. While
     tracing, of tensors of the trace."""
-    outs: tuple[Any, ...] = _apply_function.__get__(None, _Apply)(call, *tensors)
+    outs: tuple[Any, ...] = _Apply.apply(call, *tensors)  # type: ignore[no-untyped-call]
     return tuple(out for out in outs if out is not None)
 
 
 class _Apply(torch.autograd.Function):
     is_pure = True
+    records_itself = True
 
     @staticmethod
     def forward(call: Callback, *tensors: Tensor) -> tuple[Any, ...]:  # type: ignore[override]

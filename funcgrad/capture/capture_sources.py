@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..slots import Arg, Captured
 from ..state.hooks import module_of
-from ..state.names import package_of
+from ..state.names import LIBRARIES, package, package_of
 
 _VISIT_AT_MOST = 200_000
 _SCALARS = (bool, int, float, complex, str, type(None))
@@ -154,7 +154,8 @@ def _of_callable(function: Any) -> Iterator[_Child]:
         wrapped = getattr(function, "__wrapped__", None)
         if wrapped is not None:
             yield ".__wrapped__", wrapped, ""
-        names = _names(code)
+        of_library = package(function.__globals__.get("__name__")) in LIBRARIES  # its globals are nobody's state
+        names = set[str]() if of_library else _names(code)
         for key in names:
             if key in function.__globals__:
                 child = function.__globals__[key]

@@ -55,18 +55,15 @@ class ControlFlow(Protocol):
         """Under ``vmap``: results of the whole batch, and the dimension of each that is the batch's."""
 
 
-_apply_function = vars(torch.autograd.Function)["apply"]
-"""As it is outside of a trace: within one, it tells of custom functions, and this is none."""
-
-
 def apply(flow: ControlFlow, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The results of control flow, differentiable to every order."""
-    outs: tuple[Tensor, ...] = _apply_function.__get__(None, _Apply)(flow, *tensors)
+    outs: tuple[Tensor, ...] = _Apply.apply(flow, *tensors)  # type: ignore[no-untyped-call]
     return outs
 
 
 class _Apply(torch.autograd.Function):
     is_pure = True
+    records_itself = True
 
     @staticmethod
     def forward(flow: ControlFlow, *tensors: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]

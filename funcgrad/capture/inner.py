@@ -25,7 +25,7 @@ from ..checkpoint_policies import Policy
 from ..errors import FuncgradError
 from ..options import BackwardAutocast, Randomness
 from ..slots import Arg, Captured, Final, NewGradient, NewMemory, Rewritten, Signature, Slot, State, Stored
-from ..state.effects import Effect, Store, same_effects
+from ..state.effects import Effect, Grow, Refill, Store, same_effects, taken_back
 from ..state.guards import Place
 from ..state.watch import Watch
 from ..state.written import Written
@@ -188,19 +188,29 @@ class Inner:
     def exchanges_values(self) -> bool:
         """Whether nothing but values goes in and out (see ``run_pure``)."""
         facts = self.facts
-        more = facts.given or facts.gradients or facts.leaves or facts.switches or facts.bases or facts.onward
+        more = (
+            set(facts.given) - self._stored.keys()
+            or facts.gradients
+            or facts.leaves
+            or facts.switches
+            or facts.bases
+            or facts.onward
+        )
         restrides = any(change.restrides for change in facts.changes.values())
         return not (facts.needed_overlaps() or more or restrides or self.inverse.keys)
 
     @property
-    def runs_pure(self) -> bool:
-        """Whether derivatives run the function again, and not its graph (see ``run_pure``)."""
-        return self.exchanges_values and not self.facts.given
+    def _stored(self) -> Mapping[Stored, Callable[[], Any]]:
+        """What it stores in Python state, and how to find that after one more run, which is taken back. What a gradient
+        transform stores is of a level that has ended by then; what backward reads is to stay."""
+        state = self.facts.state
+        effects = state.effects if self.splits and not state.late.left else ()
+        return {slot: find for e in effects if isinstance(e, (Store, Grow, Refill)) for slot, find in e.stored()}
 
     def run_pure(self, *values: Any) -> tuple[Any, ...] | None:
         """As ``run``, of values that transforms of the trace may wrap: what is written to is a copy, and the values
-        of ``signature.outs`` alone are returned. None where more than values goes in or out: memory that inputs
-        share, other memory, gradients, Python state."""
+        of ``signature.outs`` alone are returned, what it stores in Python state among them. None where more than values
+        goes in or out: memory that inputs share, other memory, gradients, what is printed."""
         facts, trace = self.facts, active_trace()
         assert trace is not None and trace.watch is not None
         if not self.exchanges_values:
@@ -219,10 +229,12 @@ class Inner:
         }
         args, kwargs = self._arguments(seen)
         alone = facts.state.late.alone
-        with trace.binding([(_there(c), seen[c.slot]) for c in facts.captured if c.slot not in alone]):
+        binding = trace.binding([(_there(c), seen[c.slot]) for c in facts.captured if c.slot not in alone])
+        with binding, taken_back(facts.state.effects) if self._stored else contextlib.nullcontext():
             opening = Opening(trace.watch) if self.facts.opens and trace.watch is not None else None
             leaves, _, paths = flatten_result(self.definition(*args, **kwargs), (), opening)
-        of: dict[Slot, Any] = {self.named(path): leaf for path, leaf in zip(paths, leaves, strict=True)}
+            stored = {slot: find() for slot, find in self._stored.items()}
+        of: dict[Slot, Any] = {self.named(path): leaf for path, leaf in zip(paths, leaves, strict=True)} | stored
         of |= {Final(slot): value for slot, value in seen.items()}
         return (
             tuple(of[slot] for slot in self.signature.outs) if all(slot in of for slot in self.signature.outs) else None

@@ -66,7 +66,7 @@ def capture(
         )
     )
     trace.watch = watch
-    trace.keeps_detached = at_level and not inner.runs_pure
+    trace.keeps_detached = at_level and not inner.exchanges_values
     trace.draws.expect(inner.facts.generators)
     trace.regions = () if inner.policy is None else (whole(inner.policy),)
     assert trace.graph is not None

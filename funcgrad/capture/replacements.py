@@ -44,12 +44,15 @@ def replacements_of(trace: Trace) -> dict[str, Replacement]:
         value = trace.questions.attribute(tensor, name)
         return original(tensor, name) if value is ABSENT else value
 
-    def apply_function(apply: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def apply_function(kind: Any, apply: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not issubclass(kind, torch.autograd.Function) or getattr(kind, "records_itself", False):
+            return apply(*args, **kwargs)
+
         def takes(tensor: torch.Tensor) -> None:
             takes_gradient(trace, trace.lineage.named(tensor))
 
         operands = [*map(trace.function_operand, args)]
-        trace.has_own_rule(f"{getattr(apply, '__self__', apply).__name__}.apply")
+        trace.has_own_rule(f"{kind.__name__}.apply")
         out = trace.writes.run_custom_function(apply, operands, kwargs, takes)
         if trace.graph is None:
             trace.forgotten.used(operands, out)
@@ -98,7 +101,10 @@ def replacements_of(trace: Trace) -> dict[str, Replacement]:
         "compile": _compile,
         # on a real tensor, torch's own would be carried out at once
         "set_": lambda _, *args, **kwargs: set_(*args, **kwargs),
-        "apply": apply_function,
+        "apply": lambda apply, *args, **kwargs: apply_function(apply.__self__, apply, *args, **kwargs),
+        "apply at level": lambda call, kind, *args, **kwargs: apply_function(
+            kind, functools.partial(call, kind), *args, **kwargs
+        ),
         "set_materialize_grads": trace.listeners.set_materialize_grads,
         "saved hooks": trace.listeners.set_saved_hooks,
         "removed hook": remove_hook,

@@ -27,7 +27,7 @@ import torch.utils.checkpoint
 from torch.utils.hooks import RemovableHandle
 
 from ..generators import initial_seed
-from ..torch_private.autograd import SET_MATERIALIZES, SETS_SAVED_HOOKS
+from ..torch_private.autograd import APPLIES, SET_MATERIALIZES, SETS_SAVED_HOOKS
 from ..torch_private.functional import FunctionalTensor
 from ..torch_private.patches import (
     BACKWARD_ENGINE,
@@ -63,7 +63,7 @@ _PLACES = (
     _Place(torch, "cond", "cond", stays=True),
     *(_Place(*place, key, stays=True) for key, place in COMPILED_BY_TORCH.items()),
     _Place(torch.Tensor, "set_", "set_"),
-    _Place(torch.autograd.Function, "apply", "apply"),
+    *(_Place(*place, key) for key, place in APPLIES.items()),
     _Place(*SET_MATERIALIZES, "set_materialize_grads"),
     _Place(*SETS_SAVED_HOOKS, "saved hooks"),
     _Place(RemovableHandle, "remove", "removed hook"),
@@ -143,7 +143,7 @@ def _begin() -> None:
                 is_it = functools.partial(operator.is_, stays)
                 if stays is not None and before is not None and inspect.unwrap(before, stop=is_it) is stays:
                     continue
-                original = getattr(place.owner, place.name) if before is None else before
+                original = inspect.getattr_static(place.owner, place.name) if before is None else before
                 # what was one function is one (torch._dynamo asks)
                 now = made.setdefault(id(original), _dispatching(place.key, original))
                 set_attribute(place.owner, place.name, now)

@@ -357,7 +357,7 @@ class Trace(Recorder):
         """A wrapper made by a transform inside the function wraps our tensors, or zeros of forward mode; one from
         outside a real one."""
         inner = unwrap_transform(wrapper)
-        if isinstance(inner, FakeTensor) or is_traced(inner) or is_zero_tensor(inner):
+        if isinstance(inner, FakeTensor) or is_traced(inner) or is_bare_functional(inner) or is_zero_tensor(inner):
             return wrapper
         if is_dead(wrapper):
             own = alive(wrapper)

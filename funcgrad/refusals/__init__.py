@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..errors import FuncgradError, Refusal
-from . import memory, tracing
+from . import memory, random_numbers, tracing
 from .memory import *  # noqa: F403 # who refuses says refusals.NAME
+from .random_numbers import *  # noqa: F403
 from .tracing import *  # noqa: F403
 
 REFUSALS: Mapping[str, Refusal[FuncgradError]] = {
-    name: row for module in (memory, tracing) for name, row in vars(module).items() if isinstance(row, Refusal)
+    name: row
+    for module in (memory, tracing, random_numbers)
+    for name, row in vars(module).items()
+    if isinstance(row, Refusal)
 }
 """By name."""

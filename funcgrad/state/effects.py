@@ -9,14 +9,16 @@ added to (``Grow``).
 from __future__ import annotations
 
 import collections
+import contextlib
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from attrs import frozen
 
-from .buffers import is_buffer, put_into
+from ..slots import Stored
+from .buffers import held_by, is_buffer, put_into
 from .builtin_methods import call, call_text, overridden
 from .guards import MISSING, Constant, Place
 from .new_values import Names, New
@@ -36,6 +38,11 @@ class Store:
             yield self.place.store(self.new.text(names, constants, constant), constant)
         else:
             yield self.place.delete(constant)
+
+    def stored(self) -> Iterator[tuple[Stored, Callable[[], Any]]]:
+        """The slots of what is stored, and how to find what is there after another run of the function."""
+        for slot, find in () if self.new is None else self.new.slots():
+            yield slot, lambda find=find: find(self.place.read())  # type: ignore[misc]
 
     def __str__(self) -> str:
         return f"{self.place} = {self.new}" if self.new is not None else f"del {self.place}"
@@ -74,6 +81,12 @@ class Grow:
         method = "update" if isinstance(self.container, set) else "write" if is_stream else "extend"
         yield call_text(self.container, method, self.new.text(names, constants, constant), constant)
 
+    def stored(self) -> Iterator[tuple[Stored, Callable[[], Any]]]:
+        """See ``Store.stored``; what stands where in a set, nobody knows."""
+        more = [*self.new.slots()] if isinstance(self.container, (list, collections.deque)) else []
+        for slot, find in more:
+            yield slot, lambda find=find: find([*self.container][-self.new.n_items :])  # type: ignore[misc]
+
     def __str__(self) -> str:
         return f"{self.name} += {self.new}"
 
@@ -101,11 +114,46 @@ class Refill:
             method = "update" if isinstance(self.container, set) else "extend"
             yield call_text(self.container, method, items, constant)
 
+    def stored(self) -> Iterator[tuple[Stored, Callable[[], Any]]]:
+        """See ``Grow.stored``."""
+        for slot, find in () if isinstance(self.container, set) else self.new.slots():
+            kind = dict if isinstance(self.container, dict) else list
+            yield slot, lambda find=find, kind=kind: find(kind(self.container))  # type: ignore[misc]
+
     def __str__(self) -> str:
         return f"{self.name}[:] = {self.new}"
 
 
 Effect = Store | Count | Grow | Refill | Print | Log | Warn
+
+
+@contextlib.contextmanager
+def taken_back(effects: Iterable[Effect]) -> Iterator[None]:
+    """Around a function that runs once more, and writes what it has written before: afterwards, all is as it was."""
+    written = [effect for effect in effects if isinstance(effect, (Store, Count, Grow, Refill))]
+    places = [(e.place, e.place.read()) for e in written if isinstance(e, (Store, Count))]
+    containers = [(e.container, _contents(e.container)) for e in written if isinstance(e, (Grow, Refill))]
+    try:
+        yield
+    finally:
+        for container, held in containers:
+            if isinstance(container, np.ndarray):
+                np.copyto(container, held)
+            elif is_buffer(container):
+                put_into(container, held)
+            else:
+                refill(container, held)
+        for place, held in places:
+            if place.read() is not held:
+                place.write(held)
+
+
+def _contents(container: Any) -> Any:
+    if isinstance(container, np.ndarray):
+        return container.copy()
+    if is_buffer(container):
+        return held_by(container)
+    return dict(container) if isinstance(container, dict) else [*container]
 
 
 def same_effects(first: Sequence[Effect], second: Sequence[Effect]) -> bool:

@@ -10,7 +10,7 @@ import functools
 import gc
 import sys
 import types
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from torch import SymFloat, SymInt
 
 from ..printed_trees import print_unflatten
 from ..slots import Stored
-from ..trees import Tree, maker_of
+from ..trees import Leaf, Tree, at_indices, index_paths, maker_of
 from .guards import Constant
 from .names import attributes_of, slots_of
 from .values import is_plain
@@ -46,6 +46,21 @@ class New:
             return names[leaf] if isinstance(leaf, Stored) else constant(leaf)
 
         return print_unflatten(self.tree, map(text_of, self.leaves), constants)
+
+    @property
+    def n_items(self) -> int:
+        """How many items there are in a container that is more than a leaf."""
+        inside = self.leaves[0].inside.tree if isinstance(self.tree, Leaf) else self.tree
+        return len(inside.children)
+
+    def slots(self) -> Iterator[tuple[Stored, Callable[[Any], Any]]]:
+        """The slots in it, and how to find what another run of the function has made there."""
+        for leaf, path in zip(self.leaves, index_paths(self.tree), strict=True):
+            within = functools.partial(at_indices, path)
+            if isinstance(leaf, Stored):
+                yield leaf, within
+            elif isinstance(leaf, NewObject):
+                yield from ((slot, _composed(find, within)) for slot, find in leaf.slots())
 
     def __str__(self) -> str:
         return ", ".join(map(repr_of, self.leaves)) or str(self.tree)
@@ -90,6 +105,14 @@ class NewObject:
         attributes = inside.text(names, constants, constant)
         return f"{constant(_with_attributes)}({name} := {made}, ({held}), {attributes})"
 
+    def slots(self) -> Iterator[tuple[Stored, Callable[[Any], Any]]]:
+        """See ``New.slots``; of an object that stands in several places, or is made of more than what is within it,
+        nobody knows."""
+        if self.inside is None or self.is_shared or self.like is not None:
+            return
+        for slot, find in self.inside.slots():
+            yield slot, find if self.kind in _CONTAINERS else _composed(find, attributes_made)
+
     def _named(self, names: Names) -> str:
         """A name of its own: the objects within it have theirs."""
         names[self] = f"new_{sum(isinstance(other, NewObject) for other in names)}"
@@ -104,6 +127,10 @@ class NewObject:
         if self.inside is None:
             return repr(self.like)
         return str(self.inside) if self.kind in _CONTAINERS else f"a new {self.kind.__name__}"
+
+
+def _composed(outer: Callable[[Any], Any], inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: outer(inner(value))
 
 
 def repr_of(leaf: Any) -> str:

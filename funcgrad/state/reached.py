@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import SymFloat, SymInt, Tensor
 
+from .. import refusals
 from ..torch_private.modules import HOOKS_OF_ALL_MODULES
 from ..torch_private.tensors import is_wrapper_subclass
 from .buffers import BUFFERS, held_by, is_buffer
@@ -216,6 +217,8 @@ class Reached(Found):
 
     def _bound(self, method: Any, name: str) -> None:
         """A method of a C object, ``log.append``: what it is bound to."""
+        if isinstance(method.__self__, torch.Generator):
+            raise refusals.KNOWS_OLD_METHOD(name, where=name)
         stream = method.__self__ if isinstance(method.__self__, io.IOBase) else None
         if stream is not None and not is_buffer(stream) and method.__name__ == "write":
             self.told[name] = _WRITES

@@ -41,6 +41,21 @@ def called_below_autograd(function: Callable[..., Any], args: Sequence[Any]) -> 
             _switch_grad(before)
 
 
+_FUNCTIONS = torch.autograd.function
+
+
+APPLIES: dict[str, tuple[Any, str]] = (
+    {
+        "apply": (_FUNCTIONS._SingleLevelFunction, "apply"),
+        "apply at level": (_FUNCTIONS, "custom_function_call"),
+    }
+    if isinstance(vars(torch.autograd.Function)["apply"], classmethod)  # 2.11, 2.13
+    else {"apply": (torch.autograd.Function, "apply")}  # of C in 2.15
+)
+"""What ``autograd.Function.apply`` ends with, at no level of torch.func and at one: there, functions are heard of whose
+``apply`` somebody has taken before (``square = Square.apply``)."""
+
+
 def applied_directly(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """``function.apply`` for code that runs at no level of torch.func, and is given no tensors of levels that ended:
     what the engine's C++ does, without looking for these."""
