@@ -35,6 +35,24 @@ def _compile(compile: Callable[..., Any], *args: Any, **options: Any) -> Any:
     return args[0] if options.get("backend") is _AS_THEY_ARE else compile(*args, **options)
 
 
+def _apply_function(trace: Trace, kind: Any, apply: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A custom ``autograd.Function`` is applied: no torch-function mode is told."""
+    if not issubclass(kind, torch.autograd.Function) or getattr(kind, "records_itself", False):
+        return apply(*args, **kwargs)
+
+    def takes(tensor: torch.Tensor) -> None:
+        takes_gradient(trace, trace.lineage.named(tensor))
+
+    operands = [*map(trace.function_operand, args)]
+    trace.has_own_rule(f"{kind.__name__}.apply")
+    out = trace.writes.run_custom_function(apply, operands, kwargs, takes)
+    if trace.graph is None:
+        trace.forgotten.used(operands, out)
+    if trace.at_level:
+        trace.lineage.ruled([t for t in tensors_in(out) if all(t is not operand for operand in operands)])
+    return out
+
+
 def replacements_of(trace: Trace) -> dict[str, Replacement]:
     """What functions of torch are in a trace; an operand of a custom ``autograd.Function`` is ``operand(argument)``
     there."""
@@ -43,22 +61,6 @@ def replacements_of(trace: Trace) -> dict[str, Replacement]:
     def attribute(original: Callable[..., Any], tensor: torch.Tensor, name: str) -> Any:
         value = trace.questions.attribute(tensor, name)
         return original(tensor, name) if value is ABSENT else value
-
-    def apply_function(kind: Any, apply: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if not issubclass(kind, torch.autograd.Function) or getattr(kind, "records_itself", False):
-            return apply(*args, **kwargs)
-
-        def takes(tensor: torch.Tensor) -> None:
-            takes_gradient(trace, trace.lineage.named(tensor))
-
-        operands = [*map(trace.function_operand, args)]
-        trace.has_own_rule(f"{kind.__name__}.apply")
-        out = trace.writes.run_custom_function(apply, operands, kwargs, takes)
-        if trace.graph is None:
-            trace.forgotten.used(operands, out)
-        if trace.at_level:
-            trace.lineage.ruled([t for t in tensors_in(out) if all(t is not operand for operand in operands)])
-        return out
 
     def remove_hook(remove: Callable[..., None], handle: Any) -> None:
         require_not_of_leaf(trace, handle)
@@ -101,9 +103,9 @@ def replacements_of(trace: Trace) -> dict[str, Replacement]:
         "compile": _compile,
         # on a real tensor, torch's own would be carried out at once
         "set_": lambda _, *args, **kwargs: set_(*args, **kwargs),
-        "apply": lambda apply, *args, **kwargs: apply_function(apply.__self__, apply, *args, **kwargs),
-        "apply at level": lambda call, kind, *args, **kwargs: apply_function(
-            kind, functools.partial(call, kind), *args, **kwargs
+        "apply": lambda apply, *args, **kwargs: _apply_function(trace, apply.__self__, apply, *args, **kwargs),
+        "apply at level": lambda call, kind, *args, **kwargs: _apply_function(
+            trace, kind, functools.partial(call, kind), *args, **kwargs
         ),
         "set_materialize_grads": trace.listeners.set_materialize_grads,
         "saved hooks": trace.listeners.set_saved_hooks,
