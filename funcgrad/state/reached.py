@@ -335,7 +335,7 @@ class Reached(Found):
         own = attributes_of(value)
         is_said = not says_what_it_has(kind) or getattr(value, "__dict__", None) is own
         # it may be another; a threading.local has one for each thread
-        if own is not None and not is_library(kind) and is_said:
+        if own is not None and (not is_library(kind) or kind is threading.local) and is_said:
             self._guard(Guard.of(Place("slot", value, "__dict__", joined(name, "__dict__")), own))
         if not is_library(kind) or isinstance(value, torch.nn.Module):
             self._guard(Guard(Place("type", value, None, f"type of {name or kind.__name__}"), kind, "is"))

@@ -444,6 +444,43 @@ def test_a_program_that_has_to_go_is_not_lost_by_another_threads_hit():
     assert c.cache_info().currsize == c.cache_info().misses == 20
 
 
+def _counts(own, x):
+    own.n = getattr(own, "n", 0) + 1
+    return x * own.n
+
+
+def _scales(own, x):
+    return x * own.scale
+
+
+def _keeps(own, x):
+    own.last = x.sum() * 2
+    return x + own.last
+
+
+@pytest.mark.parametrize("f", [_counts, _scales, _keeps])
+def test_what_a_thread_local_holds_is_that_of_the_thread_that_calls(f):
+    """It was that of the thread that had compiled."""
+
+    def observed(wrap):
+        own, found = threading.local(), []
+        call = wrap(lambda x: f(own, x))
+
+        def run(i):
+            own.scale = float(i + 2)
+            found.append([call(torch.ones(2)) for _ in range(3)])
+            found.append({k: v for k, v in vars(own).items()})
+
+        for i in range(3):
+            thread = threading.Thread(target=run, args=(i,))
+            thread.start()
+            thread.join()
+        run(7)
+        return found
+
+    torch.testing.assert_close(observed(fg.jit), observed(lambda f: f))
+
+
 if __name__ == "__main__":
     for number in range(int(sys.argv[1])):
         law(20, number % 4, number)
