@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import copy
 import math
+import operator
 import statistics
 import types
 import warnings
@@ -757,3 +758,53 @@ def test_a_backward_pass_that_knows_no_symbol_is_made_for_each_value() -> None:
         (found,) = torch.autograd.grad(compiled(x, n).sum(), x)
         (expected,) = torch.autograd.grad(((n * 0.5) ** x).sum(), x)
         torch.testing.assert_close(found, expected)
+
+
+OF_TWO: dict[str, Callable[[Any, Any], Any]] = {
+    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod,
+    "/": operator.truediv, "**": lambda a, b: a ** min(b, 3), "&": operator.and_, "|": operator.or_,
+    "^": operator.xor, "<<": operator.lshift, "divmod": lambda a, b: sum(divmod(a, b)), "max": max, "min": min,
+    "pow": lambda a, b: pow(a, b, 7), "sorted": lambda a, b: sorted([a, b])[0],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("of_two", OF_TWO)
+def test_a_size_with_an_int_of_python_state(of_two: str, swapped: bool) -> None:
+    """Both are symbols from the third value on (``if x.shape[0] != self.length``: rotary embeddings)."""
+    own = Counter()
+
+    def f(x: Tensor) -> Any:
+        a, b = (own.n, x.shape[0]) if swapped else (x.shape[0], own.n)
+        number = OF_TWO[of_two](a, b)
+        return x * number, x.sin() if number > 3 else x.cos()
+
+    compiled = fg.jit(f, backend="aten")
+    for length, own.n in ((3, 2), (4, 2), (4, 3), (5, 7), (6, 6), (2, 5), (7, 1), (7, 7)):
+        x = torch.rand(length, 2)
+        torch.testing.assert_close(compiled(x), f(x))
+
+
+class Rotary(torch.nn.Module):
+    """What it computes once for a length it keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.length, self.cosine = 0, torch.zeros(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[0] != self.length:
+            self.length = x.shape[0]
+            self.cosine = torch.arange(self.length).float().cos()
+        return x * self.cosine[:, None]
+
+
+def test_what_a_module_keeps_for_one_length() -> None:
+    ours, theirs = Rotary(), Rotary()
+    compiled = fg.jit(ours)
+    for length in (4, 4, 2, 3, 5, 5, 2, 8):
+        x = torch.rand(length, 2)
+        torch.testing.assert_close(compiled(x), theirs(x))
+        assert ours.length == theirs.length
+        torch.testing.assert_close(ours.cosine, theirs.cosine)

@@ -15,13 +15,14 @@ import torch
 from torch import SymFloat, SymInt
 
 from ..torch_private.symbols import is_size
-from .floats import own
+from .floats import Float, Int, fixed, own
 from .source_location import asked_by_library
 
 _ARITHMETIC = (
     "add radd sub rsub mul rmul rfloordiv truediv rtruediv mod rmod pow rpow neg pos abs and rand or ror xor "
     "rxor "
-    "lshift rlshift rshift rrshift"
+    "lshift rlshift rshift rrshift "
+    "eq ne lt le gt ge"
 )
 
 
@@ -93,10 +94,14 @@ def _symbol(size: TracedSize) -> str:
 
 
 def _seen(name: str) -> Callable[..., Any]:
-    """A method of a number; with a complex one, Python says what comes of the value."""
+    """A method of a number. With one that is given to the call, that says what comes of it (``Int``); with a complex
+    one, Python says what comes of the value."""
     method = getattr(SymInt, name)
 
     def call(self: Any, *others: Any) -> Any:
+        if any(type(other) in (Int, Float) for other in others):
+            values = (fixed(other) if type(other) in (Int, Float) else other for other in others)
+            return NotImplemented if len(others) == 1 else getattr(int(self), name)(*values)
         if others and isinstance(others[0], complex):
             return getattr(complex(int(self)), name)(*others)
         return seen(method(self, *others))
