@@ -610,3 +610,26 @@ def test_a_derivative_of_its_own_in_a_function_that_stores_a_tensor(of, transfor
     compiled = fg.jit(f, backend="aten")
     for scale in (1.0, 0.5):
         torch.testing.assert_close(_TWICE[transform](compiled)(X * scale), _TWICE[transform](f)(X * scale))
+
+
+@pytest.mark.parametrize("apart", [0, 1, 2])
+def test_numbers_of_python_state_that_are_stored_in_a_function_that_runs_again(apart):
+    """What stands for one of them while the function runs again may be what another one is."""
+
+    def made(wrap):
+        own = _Holder()
+        own.n, own.k = 0, apart
+
+        def f(x):
+            own.n = own.n * 1 + 1
+            own.k = own.k * 1 + 1
+            return (x * own.n).sin().sum() * own.k
+
+        call, found = wrap(f), []
+        for i in range(6):
+            if i == 1:
+                own.n, own.k = own.n + 1, own.k + 1
+            found.append((torch.func.grad(lambda x: torch.func.grad(call)(x).sum())(X), own.n, own.k))
+        return found
+
+    torch.testing.assert_close(made(lambda f: fg.jit(f, backend="aten")), made(lambda f: f))

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from attrs import evolve
-from torch import Tensor
+from torch import SymFloat, SymInt, Tensor
 
 from ..trees import Container
 from .buffers import held_by, is_buffer
@@ -188,11 +188,11 @@ class Watch(Unwatched):
         for place in (place.owner for place, _ in numbers if isinstance(place.owner, Place)):
             self._tuples.setdefault(place.identity, (place, place.read()))
         for place, stand_in in numbers:
-            number = self.number(place.read())
-            self.numbers[place.identity] = place, number
+            _, number = self.numbers.setdefault(place.identity, (place, self.number(place.read())))
             for at in {place.identity, place.location}:  # what is written is found by where it is
                 self.stand_ins.setdefault(at, []).append(stand_in)
-            self.stood_in[id(stand_in)] = stand_in, number
+            if isinstance(stand_in, (SymInt, SymFloat)):  # a plain one may stand anywhere else
+                self.stood_in[id(stand_in)] = stand_in, number
             place.write(stand_in)
         return put
 
