@@ -338,8 +338,8 @@ CHANGED_BEFORE_BACKWARD = Refusal(
 )
 CHANGED_AT_LEVEL = Refusal(
     UnsupportedTransformError,
-    "the backward pass of a function that exchanges more than values (it adds a tensor to a set, or writes to memory that "
-    "inputs share) reads Python state that has changed since the call, at a level of torch.func: {0}, among others",
+    "the backward pass of a function that exchanges more than values (it adds a tensor to a set, or writes to memory "
+    "that inputs share) reads Python state that has changed since the call, at a level of torch.func: {0}, among others",
     "change it after the backward pass, or differentiate with .backward()",
 )
 ABSENT_GRADIENTS = Refusal(
@@ -397,8 +397,8 @@ ASKS_OF_TANGENT = Refusal(
 )
 RULE_NOT_IN_GRAPH = Refusal(
     UnsupportedTransformError,
-    "the function exchanges more than values (it adds a tensor to a set, or writes to memory that inputs share), and is "
-    "differentiated by its graph; {0} is not in that",
+    "the function exchanges more than values (it adds a tensor to a set, or writes to memory that inputs share), and "
+    "is differentiated by its graph; {0} is not in that",
     "return what it leaves there, and write it outside of the function",
 )
 NO_FORWARD_RULE = Refusal(
