@@ -339,7 +339,8 @@ CHANGED_BEFORE_BACKWARD = Refusal(
 CHANGED_AT_LEVEL = Refusal(
     UnsupportedTransformError,
     "the backward pass of a function that exchanges more than values (it adds a tensor to a set, or writes to memory "
-    "that inputs share) reads Python state that has changed since the call, at a level of torch.func: {0}, among others",
+    "that inputs share) reads Python state that has changed since the call, at a level of torch.func: {0}, among "
+    "others",
     "change it after the backward pass, or differentiate with .backward()",
 )
 ABSENT_GRADIENTS = Refusal(
