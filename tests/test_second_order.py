@@ -515,3 +515,36 @@ def test_tensors_that_change_places_are_put_back_for_a_second_derivative(f, make
         return found
 
     assert seen(lambda f: fg.jit(f, backend="aten")) == seen(lambda f: f)
+
+
+class Centred(nn.Module):
+    """A running mean that Python code writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3))
+        self.w = nn.Parameter(torch.full((3,), 0.5))
+
+    def forward(self, x):
+        self.mean.mul_(0.9).add_(x.detach().mean(0) * 0.1)
+        return (x - self.mean) * self.w
+
+
+HVP = {
+    "jvp": lambda g, x, v: torch.func.jvp(g, (x,), (v,)),
+    "vjp": lambda g, x, v: (lambda found: (found[0], found[1](v)[0]))(torch.func.vjp(g, x)),
+    "grad": lambda g, x, v: torch.func.grad(lambda x: (g(x) * v).sum())(x),
+}
+
+
+@pytest.mark.parametrize("way", HVP)
+def test_the_gradient_of_a_function_that_writes_to_a_buffer_is_differentiated(way):
+    """Where torch.func raises: a level lets write to nothing from outside of it. Once per call, as documented."""
+    x, v = torch.randn(4, 3), torch.randn(4, 3)
+    ours, theirs = Centred(), Centred()
+    found = HVP[way](fg.grad_compiled(lambda x: (ours(x).sin() ** 2).sum()), x, v)
+    own = x.clone().requires_grad_()
+    (first,) = torch.autograd.grad((theirs(own).sin() ** 2).sum(), own, create_graph=True)
+    (product,) = torch.autograd.grad((first * v).sum(), own)
+    torch.testing.assert_close(found, product if way == "grad" else (first.detach(), product))
+    torch.testing.assert_close(ours.mean, theirs.mean)

@@ -229,8 +229,11 @@ class Inner:
         }
         args, kwargs = self._arguments(seen)
         alone = facts.state.late.alone
-        binding = trace.binding([(_there(c), seen[c.slot]) for c in facts.captured if c.slot not in alone])
-        with binding, taken_back(facts.state.effects) if self._stored else contextlib.nullcontext():
+        bound = {c.slot: (_there(c), seen[c.slot]) for c in facts.captured if c.slot not in alone}
+        with (
+            trace.binding([*bound.values()], [bound[slot] for slot in bound if slot in written]),
+            taken_back(facts.state.effects) if self._stored else contextlib.nullcontext(),
+        ):
             opening = Opening(trace.watch) if self.facts.opens and trace.watch is not None else None
             leaves, _, paths = flatten_result(self.definition(*args, **kwargs), (), opening)
             stored = {slot: find() for slot, find in self._stored.items()}

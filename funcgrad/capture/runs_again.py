@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from ..state.guards import Guard
 from ..state.hooks import listening
 from ..state.state import holding
-from .trace import Trace
+from ..torch_private.levels import innermost_transform, wrapped_at
+from .trace import Trace, active_trace
 
 
 @contextlib.contextmanager
@@ -41,3 +42,17 @@ def running_again(trace: Trace, guards: Sequence[Guard], happened: bool = False)
     if happened or changed:
         with listening(None):
             trace.watch.begins_anew()
+
+
+@contextlib.contextmanager
+def copies_at_own_level() -> Iterator[None]:
+    """Just inside a level of torch.func of a function that runs again (``Inner.run_pure``): what it writes to are
+    copies, and of this level from here on, as no level lets write to what comes from outside of it."""
+    trace = active_trace()
+    if trace is None or not trace.copies:
+        yield
+        return
+    level = innermost_transform()[1]
+    own = [(real, wrapped_at(level, copy)) for real, copy in trace.copies]
+    with trace.binding(own, own):
+        yield

@@ -135,6 +135,8 @@ class Trace(Recorder):
         called."""
         self.numbers_put: Sequence[tuple[Place, Any, Any]] = ()
         """Where it has put symbols for numbers of Python state, what was there, and these."""
+        self.copies: Sequence[tuple[Tensor, Tensor]] = ()
+        """Captured tensors that a function which runs again writes to, and the copies it is given instead."""
         self.ignores_requires_grad = False
         """Whether stand-ins require no grad where the real tensors do, since grad mode is off."""
         self.enables_grad_itself = False  # whether it is a gradient that is traced, which switches grad mode on itself
@@ -217,14 +219,18 @@ class Trace(Recorder):
         return id(real) in self.captured and self.captured[id(real)].functional is value
 
     @contextlib.contextmanager
-    def binding(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[None]:
-        """Inside, other tensors stand for these real ones."""
+    def binding(
+        self, pairs: Sequence[tuple[Tensor, Tensor]], copies: Sequence[tuple[Tensor, Tensor]] = ()
+    ) -> Iterator[None]:
+        """Inside, other tensors stand for these real ones; ``copies``: those among them that are written to."""
+        outer, self.copies = self.copies, copies
         before = {id(real): self.captured.get(id(real)) for real, _ in pairs}
         for real, own in pairs:
             self.bind(real, own)
         try:
             yield
         finally:
+            self.copies = outer
             self.captured = {key: known for key, known in (self.captured | before).items() if known is not None}
 
     def cotangent(self, out: Slot, value: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from torch.autograd.graph import get_gradient_edge
 from .. import refusals
 from ..autograd_state import has_dead_end, has_history, is_leaf
 from ..capture.inner import Inner
-from ..capture.runs_again import running_again
+from ..capture.runs_again import copies_at_own_level, running_again
 from ..capture.trace import active_trace
 from ..errors import ArgumentError, AuxError, NonDifferentiableArgumentError, NonScalarOutputError
 from ..slots import Arg, Grad, Out, Slot
@@ -275,7 +275,8 @@ class Gradient:
         positions_of(self.argnums, self.root, len(args))
 
         def checked(*args: Any, **kwargs: Any) -> Any:
-            value, aux = self._split(self.root(*args, **kwargs))
+            with copies_at_own_level():
+                value, aux = self._split(self.root(*args, **kwargs))
             return (value, aux) if self.has_aux else value
 
         grads, found = torch.func.grad_and_value(checked, self.argnums, self.has_aux)(*args, **kwargs)

@@ -138,10 +138,10 @@ class Snapshot:
         if isinstance(value, (list, tuple, collections.deque)):
             return f"{kind} of {len(value)}", [*((f"[{i}]", v) for i, v in enumerate(value)), *self._attributes(value)]
         if isinstance(value, (set, frozenset)):
-            ordered = sorted(
-                value, key=lambda v: repr(v) if isinstance(v, _ATOMS) else type(v).__name__ + repr(_values(v))
-            )
-            return f"{kind} of {len(value)}", [(f"[{i}]", v) for i, v in enumerate(ordered)]
+            texts = {id(v): repr(v) if isinstance(v, _ATOMS) else type(v).__name__ + repr(_values(v)) for v in value}
+            ordered = sorted(value, key=lambda v: texts[id(v)])
+            first = [texts[id(v)] for v in ordered]  # which of equal ones is which, nobody knows
+            return f"{kind} of {len(value)}", [(f"[{first.index(texts[id(v)])}]", v) for v in ordered]
         for types_, look in _LOOKS:
             if isinstance(value, types_):
                 return kind, look(value)
