@@ -215,7 +215,7 @@ class Inner:
         assert trace is not None and trace.watch is not None
         if not self.exchanges_values:
             return None
-        written = self.inverse.written
+        written, places = self.inverse.written, self._stored
         seen, _ = self.inverse(
             dict(zip(self.signature.ins, values, strict=True)),
             lambda slot, value: value.clone() if slot in written else value,
@@ -232,11 +232,11 @@ class Inner:
         bound = {c.slot: (_there(c), seen[c.slot]) for c in facts.captured if c.slot not in alone}
         with (
             trace.binding([*bound.values()], [bound[slot] for slot in bound if slot in written]),
-            taken_back(facts.state.effects) if self._stored else contextlib.nullcontext(),
+            taken_back(facts.state.effects) if places else contextlib.nullcontext(),
         ):
             opening = Opening(trace.watch) if self.facts.opens and trace.watch is not None else None
             leaves, _, paths = flatten_result(self.definition(*args, **kwargs), (), opening)
-            stored = {slot: find() for slot, find in self._stored.items()}
+            stored = {slot: find() for slot, find in places.items()}
         of: dict[Slot, Any] = {self.named(path): leaf for path, leaf in zip(paths, leaves, strict=True)} | stored
         of |= {Final(slot): value for slot, value in seen.items()}
         return (
