@@ -1,5 +1,7 @@
 """Random numbers: for one seed, compiled functions draw exactly what eager PyTorch draws (``rng="eager"``)."""
 
+import threading
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -322,10 +324,15 @@ def test_a_seed_that_nobody_knows_is_an_error(seed, draws):
 
 
 def test_seeding_by_a_method_taken_before_is_an_error():
+    """Before anything is seeded, where the method is seen; else when it was."""
     torch.manual_seed(0)
-    seed = torch.default_generator.manual_seed
-    with pytest.raises(fg.UnsupportedTransformError, match="sets the state of the random generator"):
+    state, seed, hidden = torch.get_rng_state(), torch.default_generator.manual_seed, threading.Event()
+    with pytest.raises(fg.UnsupportedTransformError, match=r"knows seed, a method that was taken from a torch\.Generator"):
         fg.jit(lambda x: (seed(1) and x) + torch.rand(8))(X)
+    assert torch.equal(torch.get_rng_state(), state)
+    hidden.seed = seed
+    with pytest.raises(fg.UnsupportedTransformError, match="sets the state of the random generator by a method"):
+        fg.jit(lambda x: (hidden.seed(1) and x) + torch.rand(8))(X)
 
 
 @pytest.mark.parametrize("name", ["manual_seed", "state", "forked"])
