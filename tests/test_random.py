@@ -327,7 +327,7 @@ def test_seeding_by_a_method_taken_before_is_an_error():
     """Before anything is seeded, where the method is seen; else when it was."""
     torch.manual_seed(0)
     state, seed, hidden = torch.get_rng_state(), torch.default_generator.manual_seed, threading.Event()
-    with pytest.raises(fg.UnsupportedTransformError, match=r"knows seed, a method that was taken from a torch\.Generator"):
+    with pytest.raises(fg.UnsupportedTransformError, match="knows seed, a method that was taken"):
         fg.jit(lambda x: (seed(1) and x) + torch.rand(8))(X)
     assert torch.equal(torch.get_rng_state(), state)
     hidden.seed = seed
