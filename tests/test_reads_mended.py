@@ -4,6 +4,7 @@ import contextlib
 import copy
 import math
 import re
+import warnings
 
 import pytest
 import torch
@@ -468,3 +469,29 @@ def test_a_half_on_another_path_is_traced_once(transform, monkeypatch):
         for x in (*xs, *xs[::-1]):
             torch.testing.assert_close(compiled(x), eager(x))
     assert not runs
+
+
+def test_a_derivative_at_a_level_on_more_paths_than_are_kept():
+    """A program of a derivative, which eager PyTorch cannot run, has no limit of paths: it ended in an AssertionError."""
+
+    def f(x):
+        a, b = x.detach()[:2].tolist()
+        y = x * a - b
+        with torch.no_grad():
+            x.add_(0.5)
+        if torch.stack([y.sum(), x.sum()]).max() > 0.537:
+            y = y + x
+        return y.sin().sum()
+
+    compiled = fg.jit(f, backend="aten")
+
+    def curved(f, x):
+        return torch.func.grad(lambda x: torch.func.grad(f)(x).sum())(x)
+
+    ours = torch.tensor([0.3, -0.7, 1.2])
+    theirs = ours.clone()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(20):
+            torch.testing.assert_close(curved(compiled, ours), curved(f, theirs))
+            torch.testing.assert_close(ours, theirs)

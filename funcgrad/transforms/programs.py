@@ -242,7 +242,8 @@ class Programs(abc.ABC):
         many paths."""
         with outside_levels():
             inputs = take_apart(self._definition, self._options, args, kwargs)
-            if path and self._has_too_many_paths(inputs):
+            # a derivative of a program has no other way to run
+            if path and self._definition.replays and self._has_too_many_paths(inputs):
                 return None
             try:
                 return self._compile_and_keep(inputs, path)
