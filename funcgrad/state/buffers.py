@@ -10,11 +10,18 @@ import array
 import io
 from typing import Any
 
+from .values import copied
+
 BUFFERS = (array.array, bytearray, io.StringIO, io.BytesIO)
 
 
 def is_buffer(value: Any) -> bool:
     return type(value) in BUFFERS
+
+
+def holds_now(container: Any) -> Any:
+    """What a container or a buffer holds, to compare with later, or to put back."""
+    return held_by(container) if is_buffer(container) else copied(container)
 
 
 def held_by(buffer: Any) -> tuple[Any, ...]:

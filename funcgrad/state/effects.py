@@ -18,7 +18,7 @@ import numpy as np
 from attrs import frozen
 
 from ..slots import Stored
-from .buffers import held_by, is_buffer, put_into
+from .buffers import holds_now, is_buffer, put_into
 from .builtin_methods import call, call_text, overridden
 from .guards import MISSING, Constant, Place
 from .new_values import Names, New
@@ -132,7 +132,7 @@ def taken_back(effects: Iterable[Effect]) -> Iterator[None]:
     """Around a function that runs once more, and writes what it has written before: afterwards, all is as it was."""
     written = [effect for effect in effects if isinstance(effect, (Store, Count, Grow, Refill))]
     places = [(e.place, e.place.read()) for e in written if isinstance(e, (Store, Count))]
-    containers = [(e.container, _contents(e.container)) for e in written if isinstance(e, (Grow, Refill))]
+    containers = [(e.container, holds_now(e.container)) for e in written if isinstance(e, (Grow, Refill))]
     try:
         yield
     finally:
@@ -146,14 +146,6 @@ def taken_back(effects: Iterable[Effect]) -> Iterator[None]:
         for place, held in places:
             if place.read() is not held:
                 place.write(held)
-
-
-def _contents(container: Any) -> Any:
-    if isinstance(container, np.ndarray):
-        return container.copy()
-    if is_buffer(container):
-        return held_by(container)
-    return dict(container) if isinstance(container, dict) else [*container]
 
 
 def same_effects(first: Sequence[Effect], second: Sequence[Effect]) -> bool:

@@ -22,7 +22,7 @@ from attrs import evolve
 from torch import SymFloat, SymInt, Tensor
 
 from ..trees import Container
-from .buffers import held_by, is_buffer
+from .buffers import holds_now
 from .caches import keeps_traced
 from .code import Mentions, loads_of, mentions, together, written_by
 from .conversions import Globals, converting, own_names
@@ -515,7 +515,7 @@ def _renewed(met: Met) -> Met:
     """What was met, as it is now."""
     if isinstance(met.of, types.ModuleType):
         return evolve(met, before=own_names(met.container))
-    return evolve(met, before=held_by(met.container) if is_buffer(met.container) else copied(met.container))
+    return evolve(met, before=holds_now(met.container))
 
 
 def _without_last(values: list[Any], value: Any) -> list[Any]:
