@@ -9,7 +9,7 @@ asked about the name: ``name_asked()`` is the name, and the answer is the answer
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
 from .errors import OptionError
+from .inside import set_to
 from .torch_private.operators import is_operator
 
 Policy = Callable[..., CheckpointPolicy | bool]
@@ -37,14 +38,9 @@ def name_asked() -> str | None:
     return _name.get()
 
 
-@contextlib.contextmanager
-def naming(name: str) -> Iterator[None]:
+def naming(name: str) -> contextlib.AbstractContextManager[None]:
     """Inside, policies are asked about a value of this name."""
-    token = _name.set(name)
-    try:
-        yield
-    finally:
-        _name.reset(token)
+    return set_to(_name, name)
 
 
 def everything_saveable(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .inside import set_to
 from .torch_private.fakes import without_modes
 from .torch_private.modes import TorchDispatchMode, modes_entered, without_function_modes
 from .torch_private.operators import argument_names, draws_random, generator_id, is_operator, overload_name
@@ -92,12 +93,8 @@ class OwnDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
         """Inside, random operators draw from these generators."""
-        token = _drawing.set(self)
-        try:
-            with modes_entered(), self:
-                yield
-        finally:
-            _drawing.reset(token)
+        with set_to(_drawing, self), modes_entered(), self:
+            yield
 
     def generator(self, of: Drawn) -> torch.Generator:
         """The one that is drawn from on a device, or instead of one that is named: that begins as that one is."""

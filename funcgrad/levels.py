@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from . import refusals
+from .inside import set_to
 from .torch_private.levels import BelowLevel, dual_parts, innermost_transform, outside_transforms, wrapping_level
 from .torch_private.tensors import is_tracked_wrapper, is_transform_wrapper, wrapped_value
 
@@ -19,12 +20,8 @@ _level: ContextVar[int] = ContextVar("funcgrad_level", default=-1)
 @contextlib.contextmanager
 def outside_levels() -> Iterator[None]:
     """Inside, no transform runs, and it is known which one did."""
-    token = _level.set(innermost_transform()[1])
-    try:
-        with outside_transforms():
-            yield
-    finally:
-        _level.reset(token)
+    with set_to(_level, innermost_transform()[1]), outside_transforms():
+        yield
 
 
 def level_of_call() -> int:

@@ -16,6 +16,7 @@ from contextvars import ContextVar
 from attrs import frozen
 from rich.console import Console
 
+from .inside import set_to
 from .options import ENVIRONMENT, log
 from .show.units import in_seconds
 
@@ -38,11 +39,8 @@ _watcher: ContextVar[Callable[[StageEvent], None] | None] = ContextVar("funcgrad
 @contextlib.contextmanager
 def watch_compile(callback: Callable[[StageEvent], None]) -> Iterator[None]:
     """Inside, ``callback`` is told of every stage of every compilation, and funcgrad prints no progress of its own."""
-    token = _watcher.set(callback)
-    try:
+    with set_to(_watcher, callback):
         yield
-    finally:
-        _watcher.reset(token)
 
 
 class Stages:

@@ -12,6 +12,7 @@ from torch import Tensor
 from .. import refusals
 from ..errors import UnsupportedTensorError
 from ..graphs import tensors_in, type_text
+from ..inside import having
 from ..state.lines import user_line
 from ..subclasses import inner_tensors, is_traced
 from ..torch_private.fakes import fake_below
@@ -83,20 +84,9 @@ class Bodies:
                 search.memory.discard(storage_id(fake))
 
     @contextlib.contextmanager
-    def running(self, given: tuple[Given, ...]) -> Iterator[None]:
-        before, self.given = self.given, given
-        try:
-            yield
-        finally:
-            self.given = before
-
-    @contextlib.contextmanager
     def searching(self) -> Iterator[_Search]:
-        self.searches.append(_Search())
-        try:
+        with having(self, searches=[*self.searches, _Search()]):
             yield self.searches[-1]
-        finally:
-            self.searches.pop()
 
 
 def no_subclass(tensor: Tensor) -> UnsupportedTensorError:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -22,6 +22,7 @@ from .. import refusals
 from ..control_flow import choose, repeat, scan
 from ..graph_primitives import Opaque
 from ..graphs import Graph, has_effect, is_random, type_text
+from ..inside import having
 from ..state.lines import user_line
 from ..torch_private.fakes import without_modes
 from ..torch_private.functional import FunctionalTensor, from_functional
@@ -381,15 +382,10 @@ class While:
 # ── recording ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@contextlib.contextmanager
-def reading_saved(trace: Trace) -> Iterator[None]:
+def reading_saved(trace: Trace) -> contextlib.AbstractContextManager[None]:
     """Inside, a backward pass reads what forward saved, not what inputs hold by then: these are our rules, not the
     caller's Python."""
-    before, trace.rereads = trace.rereads, {}
-    try:
-        yield
-    finally:
-        trace.rereads = before
+    return having(trace, rereads={})
 
 
 def _fakes(trace: Trace, tensors: Sequence[Tensor]) -> list[Tensor]:

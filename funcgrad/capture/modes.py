@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..autograd_state import is_untold, renew_history
 from ..graphs import tensors_in
+from ..inside import having
 from ..state.conversions import asking_globals
 from ..state.lines import user_line
 from ..subclasses import is_traced
@@ -419,11 +420,8 @@ def with_modes(trace: Trace) -> Trace:
 def _of_wrappers(trace: Trace, op: Any, args: Any, kwargs: Any, call: Callable[[], Any]) -> Any:
     """An op of wrapper subclasses: which of them it looks at or writes to, autograd and the caller know by the outer
     tensor."""
-    inside, trace.inside_subclass = trace.inside_subclass, True
-    try:
+    with having(trace, inside_subclass=True):
         out = call()
-    finally:
-        trace.inside_subclass = inside
     if view_kind(op) is not None:
         trace.lineage.note(op, args, kwargs, out)
     elif writes_inputs(op):

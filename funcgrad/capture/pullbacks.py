@@ -17,6 +17,7 @@ from torch import Tensor
 from .. import refusals
 from ..autograd_state import nodes_below
 from ..graphs import type_text
+from ..inside import having
 from ..state.lines import user_line
 from ..torch_private.autograd import autograd_heard, custom_function_of
 from ..torch_private.fakes import FakeTensor
@@ -36,17 +37,14 @@ def run_pullback(trace: Trace, outputs: Any, inputs: Any, *rest: Any, **options:
     for function in map(custom_function_of, nodes_below([v for v in given if is_recorded(v)])):
         if function is not None and trace.watch is not None:  # code of the caller's: what it reads is Python state
             trace.watch.see(getattr(function, "backward", None), f"{function.__name__}.backward")
-    before = trace.pullback
-    trace.pullback = "of a level" if any(is_transform_wrapper(_below(v)) for v in given) else "of no level"
-    try:
+    pullback = "of a level" if any(is_transform_wrapper(_below(v)) for v in given) else "of no level"
+    with having(trace, pullback=pullback):
         return torch.autograd.grad(
             _as_recorded(trace, outputs),
             _as_recorded(trace, inputs),
             *map(trace.operand, rest),
             **{name: trace.operand(value) for name, value in options.items()},
         )
-    finally:
-        trace.pullback = before
 
 
 def is_recorded(value: Any) -> bool:

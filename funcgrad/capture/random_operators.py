@@ -7,9 +7,8 @@ operator's own arguments.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
@@ -29,6 +28,7 @@ from ..generators import (
     set_generator_state,
 )
 from ..graphs import type_text
+from ..inside import having
 from ..philox import philox
 from ..state.lines import user_line
 from ..torch_private.fakes import without_modes
@@ -75,14 +75,9 @@ class Draws:
         """What a graph within the graph needs to draw."""
         return [] if self._key is None else [self._key]
 
-    @contextlib.contextmanager
-    def undone(self) -> Iterator[None]:
+    def undone(self) -> AbstractContextManager[None]:
         """What is drawn inside is not drawn."""
-        before = self._used, self.drawn
-        try:
-            yield
-        finally:
-            self._used, self.drawn = before
+        return having(self, _used=self._used, drawn=self.drawn)
 
     def expect(self, generators: Sequence[torch.Generator]) -> None:
         """The generators that the first run named: any other one the function makes itself."""

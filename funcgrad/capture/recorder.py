@@ -14,6 +14,7 @@ from .. import refusals
 from ..generators import is_default
 from ..graph_primitives import getitem, require_false, require_of_autograd, require_true, scalar, size, stride
 from ..graphs import Graph, last_node, pass_of, storages, value_of, written_copies
+from ..inside import having
 from ..opaque_calls import call_opaque
 from ..slots import Arg, Out, Signature, Slot, identifier
 from ..state.lines import user_line
@@ -103,12 +104,8 @@ class Recorder:
 
     def recorded_detached(self, tensor: Tensor, how: str) -> Tensor:
         """A tensor that is to be detached, by a node that says so: functionalisation leaves none."""
-        self._detached = how
-        try:
-            with without_function_modes():
-                return torch.ops.aten.alias.default(tensor)  # type: ignore[no-any-return]
-        finally:
-            self._detached = None
+        with having(self, _detached=how), without_function_modes():
+            return torch.ops.aten.alias.default(tensor)  # type: ignore[no-any-return]
 
     def has_own_rule(self, what: str) -> None:
         """The function has called, or done, what has a derivative of its own."""
@@ -171,15 +168,6 @@ class Recorder:
         if self.regions and self.current_pass == "forward":
             mark(self.regions, call, call.target, values, {}, value_of(call))
         return [value_of(node) for node in found]
-
-    @contextlib.contextmanager
-    def within(self, region: Region) -> Iterator[None]:
-        """What is recorded inside belongs to a checkpoint region."""
-        self.regions, outer = (*self.regions, region), self.regions
-        try:
-            yield
-        finally:
-            self.regions = outer
 
     def _argument(self, value: Any, op: Any) -> Any:
         if isinstance(value, Tensor):
@@ -285,13 +273,9 @@ class Recorder:
     def right_after(self, symbol: str) -> Iterator[None]:
         """What is recorded inside follows the node that computes a symbol, in the pass that this is of."""
         assert self.graph is not None
-        node, before = self._scalars[symbol], self.current_pass
-        self.current_pass = pass_of(node)
-        try:
-            with self.graph.inserting_before(node.next):
-                yield
-        finally:
-            self.current_pass = before
+        node = self._scalars[symbol]
+        with having(self, current_pass=pass_of(node)), self.graph.inserting_before(node.next):
+            yield
 
     def condition(self, text: str, symbols: Iterable[str]) -> fx.Node:
         """The node of a condition over symbols that are there."""
@@ -360,9 +344,7 @@ class Recorder:
         the fakes it returns."""
         if self.graph is None:
             return None, run()
-        outer = self.graph, self._nodes, self.constants, self._scalars, self.placeholder_of
-        self.graph, self._nodes, self.constants, self._scalars, self.placeholder_of = fx.Graph(), {}, {}, {}, {}
-        try:
+        with having(self, graph=fx.Graph(), _nodes={}, constants={}, _scalars={}, placeholder_of={}):
             slots = tuple(Arg(f"operand{i}") for i in range(len(fakes)))
             for slot, fake in zip(slots, fakes, strict=True):
                 self._placeholder(slot, fake)
@@ -371,5 +353,3 @@ class Recorder:
             return Graph(
                 Signature(slots, tuple(Out(f"[{i}]") for i in range(len(found)))), self.graph, self.constants, name
             ), found
-        finally:
-            self.graph, self._nodes, self.constants, self._scalars, self.placeholder_of = outer

@@ -12,6 +12,7 @@ import torch
 
 from .. import refusals
 from ..graphs import tensors_in, type_text
+from ..inside import having
 from ..state.lines import HERE, user_line
 from ..torch_private.autograd import is_below_autograd
 from ..torch_private.fakes import FAKES
@@ -56,7 +57,8 @@ def _apply_function(trace: Trace, kind: Any, apply: Callable[..., Any], *args: A
 def replacements_of(trace: Trace) -> dict[str, Replacement]:
     """What functions of torch are in a trace; an operand of a custom ``autograd.Function`` is ``operand(argument)``
     there."""
-    checkpoint, draws = checkpointed(trace.within), trace.draws
+    draws = trace.draws
+    checkpoint = checkpointed(lambda region: having(trace, regions=(*trace.regions, region)))
 
     def attribute(original: Callable[..., Any], tensor: torch.Tensor, name: str) -> Any:
         value = trace.questions.attribute(tensor, name)

@@ -21,6 +21,7 @@ from .. import refusals
 from ..autograd_state import family_of, has_history, is_leaf, nodes_below, version_of
 from ..errors import MutationError
 from ..graphs import tensors_in, type_text
+from ..inside import having
 from ..state.lines import user_line
 
 
@@ -66,12 +67,9 @@ class Forgotten:
             self._use(operand)
             self._handed.add(id(operand))
 
-    @contextlib.contextmanager
-    def unheard(self) -> Iterator[None]:
+    def unheard(self) -> contextlib.AbstractContextManager[None]:
         """What is used inside, the trace itself uses."""
-        before = dict(self._used)
-        yield
-        self._used = before
+        return having(self, _used=dict(self._used))
 
     def is_used(self, known: Callable[[Tensor], bool]) -> bool:
         """Whether a gradient may come back to what was computed of a tensor that is ``known``."""

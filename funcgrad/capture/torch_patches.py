@@ -27,6 +27,7 @@ import torch.utils.checkpoint
 from torch.utils.hooks import RemovableHandle
 
 from ..generators import initial_seed
+from ..inside import having
 from ..torch_private.autograd import APPLIES, SET_MATERIALIZES, SETS_SAVED_HOOKS
 from ..torch_private.functional import FunctionalTensor
 from ..torch_private.patches import (
@@ -118,11 +119,10 @@ def replacing(replacements: Mapping[str, Replacement]) -> Iterator[None]:
     """Inside, in this thread, functions of torch are what is named here (see ``_PLACES``; the others stay as they
     are)."""
     _begin()
-    outer, _own.replacements = _own.replacements, replacements
     try:
-        yield
+        with having(_own, replacements=replacements):
+            yield
     finally:
-        _own.replacements = outer
         _end()
 
 

@@ -15,6 +15,7 @@ from ..autograd_state import renew_history
 from ..errors import FuncgradError, GraphError, initialises
 from ..graph_primitives import Path, has_sizes
 from ..graphs import type_text
+from ..inside import having
 from ..levels import below_levels
 from ..options import BackwardAutocast, Randomness
 from ..slots import Cotangent, Input, Late, Slot
@@ -251,13 +252,9 @@ class Trace(Recorder):
 
     def _subclass_cotangent(self, value: Tensor) -> Tensor:
         """Its own class says how a gradient is made (a DTensor's is no partial sum); none of that is recorded."""
-        graph, self.graph = self.graph, None
-        try:
-            with torch.no_grad():
-                like = torch.empty_like(value)
-                return like.__coerce_tangent_metadata__() if hasattr(like, "__coerce_tangent_metadata__") else like
-        finally:
-            self.graph = graph
+        with having(self, graph=None), torch.no_grad():
+            like = torch.empty_like(value)
+            return like.__coerce_tangent_metadata__() if hasattr(like, "__coerce_tangent_metadata__") else like
 
     def reread(self, touched: Tensor) -> None:
         """The caller's Python touches, in backward, the memory of an input: from here on it holds what it holds *then*.
@@ -296,11 +293,8 @@ class Trace(Recorder):
     def nesting(self) -> Iterator[bool]:
         """Entered by every definition as it is called; True for the one that is being traced, False for one it
         calls."""
-        self._depth += 1
-        try:
+        with having(self, _depth=self._depth + 1):
             yield self._depth == 1
-        finally:
-            self._depth -= 1
 
     def symbolic_number(self, slot: Slot, value: float) -> Any:
         """A symbolic float or int as an input: comparisons on it become guards, arithmetic on it becomes scalar
@@ -472,24 +466,11 @@ class Trace(Recorder):
         return {slot.of: self.placeholder_of[slot] for slot in self.late if isinstance(slot, Late)}
 
     @contextlib.contextmanager
-    def as_torch_func(self) -> Iterator[None]:
-        """Inside, a backward pass runs as a transform of torch.func would run it."""
-        before, self.is_as_torch_func = self.is_as_torch_func, True
-        try:
-            yield
-        finally:
-            self.is_as_torch_func = before
-
-    @contextlib.contextmanager
     def backward_pass(self) -> Iterator[None]:
         """What is recorded inside belongs to a backward pass."""
         self.writes.forward_is_done()
-        before, self.current_pass = self.current_pass, "backward"
-        try:
-            with backward_under(self._backward_autocast):
-                yield
-        finally:
-            self.current_pass = before
+        with having(self, current_pass="backward"), backward_under(self._backward_autocast):
+            yield
 
     def result(self, value: Any) -> Any:
         """What the graph returns for one leaf of the function's result: a node, or the constant itself."""

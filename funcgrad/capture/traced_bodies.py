@@ -18,6 +18,7 @@ from torch import Tensor, fx
 
 from .. import refusals
 from ..graphs import Graph, has_effect, last_node, type_text
+from ..inside import having
 from ..philox import philox
 from ..state.lines import user_line
 from ..torch_private.fakes import without_modes
@@ -50,7 +51,7 @@ class Body:
     def __call__(self, *operands: Tensor) -> tuple[Tensor, ...]:
         own = operands[: len(operands) - len(self._closed)]
         given = dict(zip(map(id, self._closed), operands[len(own) :], strict=True))
-        with self._trace.bodies.running((*self._around, given)):
+        with having(self._trace.bodies, given=(*self._around, given)):
             with _lifting(self._trace):
                 outs = self._function(*own)
             return tuple(self._trace.operand(out) for out in outs)

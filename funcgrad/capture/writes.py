@@ -13,6 +13,7 @@ from torch import Tensor
 from .. import refusals
 from ..autograd_state import bump_version, family_of, version_of
 from ..graphs import is_expanded, target_text, tensors_in
+from ..inside import having
 from ..slots import Slot
 from ..state.lines import user_line
 from ..subclasses import inner_tensors
@@ -142,11 +143,8 @@ class Writes:
         if self.first_run and not is_expanded(written[0]):
             _refuse_as_eager(op, written[0], args, kwargs)
         self.note(op, args, kwargs)
-        self._scattering = True
-        try:
+        with having(self, _scattering=True):
             write(self._lineage, op, args, kwargs)
-        finally:
-            self._scattering = False
         return written[0] if len(op._schema.returns) == 1 else tuple(written) or None
 
     def run_custom_function(
@@ -158,11 +156,8 @@ class Writes:
     ) -> Any:
         """Apply a custom ``autograd.Function``. What it told autograd that it writes to (``mark_dirty``) is what it
         returns as it is: ``dirty`` is called with each of these that requires grad."""
-        self.custom_functions += 1
-        try:
+        with having(self, custom_functions=self.custom_functions + 1):
             out = apply(*operands, **keywords)
-        finally:
-            self.custom_functions -= 1
         for result in tensors_in(out):
             if torch.is_grad_enabled() and result.requires_grad and any(result is operand for operand in operands):
                 self._lineage.wrote(result, True)

@@ -21,6 +21,7 @@ from ..capture.floats import NotSymbolicError
 from ..capture.trace import Trace
 from ..graph_primitives import SIZES, Opaque, again, getitem, scalar
 from ..graphs import Graph, value_of, where_of
+from ..inside import having
 from ..runtime.execute import Differentiable, differentiable_of, is_as_compiled, reads_as_traced, require_saved_versions
 from ..runtime.given_tensors import write_back
 from ..slots import Cotangent, Late, Slot, inner_path, inner_slot, outer_slot
@@ -211,16 +212,11 @@ class Copy:
     def _copied(self, functional: Callable[[Tensor], Tensor]) -> list[Any]:
         """What it gives: wrapper subclasses are made of the results of its graph."""
         trace, origin = self._trace, self._trace.origin
-        before = trace.prefix
-        trace.prefix = self._prefix
-        try:
-            with without_modes(), trace.fakes:
-                for node in self._graph.fx.nodes:
-                    if node.op in ("get_attr", "call_function"):
-                        trace.origin = where_of(node) or origin
-                        self._values[node] = self._copy(node)
-        finally:
-            trace.prefix, trace.origin = before, origin
+        with having(trace, prefix=self._prefix, origin=origin), without_modes(), trace.fakes:
+            for node in self._graph.fx.nodes:
+                if node.op in ("get_attr", "call_function"):
+                    trace.origin = where_of(node) or origin
+                    self._values[node] = self._copy(node)
         found = dict[Slot, Any]()
         for slot, r in zip(self._graph.signature.outs, self._graph.results, strict=True):
             value = self._values[r] if isinstance(r, fx.Node) else r

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ..inside import set_to
 from .guards import MISSING
 
 
@@ -49,14 +50,9 @@ gradients."""
 HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8
 
 
-@contextlib.contextmanager
-def listening(listener: Listener | None) -> Iterator[None]:
+def listening(listener: Listener | None) -> contextlib.AbstractContextManager[None]:
     """Inside, this thread's reads of hooked objects are told to ``listener``; with None, to nobody."""
-    token = _listener.set(listener)
-    try:
-        yield
-    finally:
-        _listener.reset(token)
+    return set_to(_listener, listener)
 
 
 def current_listener() -> Listener | None:

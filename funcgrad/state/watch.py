@@ -21,6 +21,7 @@ import torch
 from attrs import evolve
 from torch import SymFloat, SymInt, Tensor
 
+from ..inside import having
 from ..trees import Container
 from .buffers import holds_now
 from .caches import keeps_traced
@@ -158,13 +159,9 @@ class Watch(Unwatched):
     @contextlib.contextmanager
     def in_backward(self) -> Iterator[None]:
         """Around a backward pass: what it reads is heard again."""
-        self._is_in_backward = True
         self._read.clear()
-        try:
-            with self:
-                yield
-        finally:
-            self._is_in_backward = False
+        with having(self, _is_in_backward=True), self:
+            yield
 
     def _function(self, function: types.FunctionType, name: str) -> None:
         super()._function(function, name)

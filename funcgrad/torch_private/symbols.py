@@ -26,6 +26,8 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.utils._sympy.printers import PythonPrinter
 
+from ..inside import set_to
+
 __all__ = ["GuardOnDataDependentSymNode", "ShapeEnv"]
 
 
@@ -192,12 +194,8 @@ logging.getLogger("torch._subclasses.fake_tensor").addFilter(lambda record: not 
 def symbolic_shapes() -> Iterator[None]:
     """Inside, operators take their Python rules before those in C++ where they have both: C++ fixes some sizes. That
     an operator knows no symbolic sizes is an exception, and not logged as an error besides."""
-    token = _symbolic.set(True)
-    try:
-        with enable_python_dispatcher():
-            yield
-    finally:
-        _symbolic.reset(token)
+    with set_to(_symbolic, True), enable_python_dispatcher():
+        yield
 
 
 def sizes_are_symbols() -> bool:

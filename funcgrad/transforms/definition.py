@@ -25,6 +25,7 @@ from ..capture.inner import Inner
 from ..capture.runs_again import copies_at_own_level, running_again
 from ..capture.trace import active_trace
 from ..errors import ArgumentError, AuxError, NonDifferentiableArgumentError, NonScalarOutputError
+from ..inside import having, set_to
 from ..slots import Arg, Grad, Out, Slot
 from ..torch_private.autograd import forbid_writes
 from ..torch_private.levels import transforms_or_duals
@@ -287,7 +288,10 @@ class Gradient:
         self, value: Tensor, wrt: list[list[Tensor]], trees: list[Tree], differentiable: bool, traced: bool
     ) -> Any:
         flat, trace = [leaf for leaves in wrt for leaf in leaves], active_trace()
-        with contextlib.nullcontext() if trace is None else trace.as_torch_func(), _backward_pass(traced) as mark:
+        with (
+            contextlib.nullcontext() if trace is None else having(trace, is_as_torch_func=True),
+            _backward_pass(traced) as mark,
+        ):
             if value.requires_grad and flat:
                 seed = mark(_one_for(value))
                 found: Sequence[Tensor | None] = torch.autograd.grad(
@@ -411,14 +415,9 @@ def is_under_reverse() -> bool:
     return _under_reverse.get()
 
 
-@contextlib.contextmanager
-def under_reverse(on: bool = True) -> Iterator[None]:
+def under_reverse(on: bool = True) -> contextlib.AbstractContextManager[None]:
     """Inside, what runs is such a forward pass, or is none."""
-    token = _under_reverse.set(on)
-    try:
-        yield
-    finally:
-        _under_reverse.reset(token)
+    return set_to(_under_reverse, on)
 
 
 @contextlib.contextmanager

@@ -38,6 +38,7 @@ from ..errors import (
 from ..executable import Executable, build_all, partition_joint
 from ..generators import outside_own_draws
 from ..graph_primitives import Path, PathMiss, has_symbols, known_now
+from ..inside import set_to
 from ..layers.stack import with_subclasses
 from ..levels import outside_levels
 from ..options import ENVIRONMENT, Options, log
@@ -103,11 +104,8 @@ _no_retrace: ContextVar[bool] = ContextVar("funcgrad_no_retrace", default=False)
 @contextlib.contextmanager
 def no_retrace() -> Iterator[None]:
     """Inside, a call that would have to compile raises ``RetraceError``, which says which part of its key differed."""
-    token = _no_retrace.set(True)
-    try:
+    with set_to(_no_retrace, True):
         yield
-    finally:
-        _no_retrace.reset(token)
 
 
 class Programs(abc.ABC):
