@@ -30,6 +30,7 @@ from .facts import Change, Source
 from .lineage import Lineage
 from .memory import Overlap, entangled, lies_within, neighbours, overlaps_itself
 from .outputs import OutputFact
+from .questions import HAS_MOVED
 from .stale_grad_metadata import Forgotten
 from .stand_ins import Mirrored
 from .trace import Trace
@@ -225,7 +226,7 @@ def refuse_leaves(
         if (
             True in switches.get(slot, ())
             and id(tensors[slot]) in bases_of_views
-            and trace.questions.has_moved(tensors[slot])
+            and trace.questions.ask(tensors[slot], HAS_MOVED)
         ):
             faults.append(
                 "has a view of it that may have been taken before it was written to, which comes to follow it"

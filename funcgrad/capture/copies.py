@@ -12,7 +12,7 @@ from ..state.lines import user_line
 from ..torch_private.modes import without_function_modes
 from ..torch_private.tensors import is_transform_wrapper, is_wrapper_subclass, storage_id
 from .captures import GradientsMatter
-from .questions import set_by_function
+from .questions import HAS_ATTRIBUTES, IS_VIEW, set_by_function
 from .trace import Trace
 
 _NO_LEAF = (
@@ -54,9 +54,9 @@ def _shares(trace: Trace, tensor: Tensor) -> bool:
     real = trace.reals.get(id(lineage.named(tensor)))
     if real is None:
         return False
-    trace.questions.are_views([real])
+    trace.questions.ask(real, IS_VIEW)
     others = [other for other in trace.reals.values() if other is not real and not is_transform_wrapper(other)]
-    return real._is_view() or trace.questions.has_attributes(real) or storage_id(real) in map(storage_id, others)
+    return real._is_view() or trace.questions.ask(real, HAS_ATTRIBUTES) or storage_id(real) in map(storage_id, others)
 
 
 def _refused() -> Exception:

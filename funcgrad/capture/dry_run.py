@@ -60,7 +60,7 @@ from .modes import with_modes
 from .onward import Passes, apart_from, by_slot, calls_of
 from .other_places import other_places, with_homes
 from .outputs import look_at_outputs, results_by_slot
-from .questions import HOOKS, HOOKS_AFTER, answer_of, require_bare
+from .questions import HOOKS, HOOKS_AFTER, IS_HOOKED, IS_VIEW, answer_of, require_bare
 from .reads import READS_LATER
 from .resolved import resolve
 from .results import Opening, flatten_result, require_stored_nowhere, require_unhooked, require_visible
@@ -315,7 +315,7 @@ class DryRun:
                 hooks = answer_of(HOOKS, real), answer_of(HOOKS_AFTER, real)
 
             def ran(hook: Any) -> None:
-                self.trace.questions.ran_hooks(real)
+                self.trace.questions.ask(real, HOOKS, HOOKS_AFTER)
                 with listening(None):  # which one it is, is asked in each call
                     self.watch.see(hook, getattr(hook, "__name__", "hook"))
 
@@ -359,7 +359,7 @@ class DryRun:
                 raise RestartTrace(before)
             if id(real) in given or now is not (None if known is None else known.seen):
                 found[slot] = now
-                self.trace.questions.has_hooks(real)
+                self.trace.questions.ask(real, IS_HOOKED)
         refuse_restrided_gradients(self.trace.lineage, found)
         return found
 
@@ -505,8 +505,8 @@ class DryRun:
         groups = tuple(group for group in groups if len(group.base.of) > 1 or group.base in changes)
         self.trace.questions.lie(dict(named)[g.found.of] for g in groups if g.found.length and g.base in changes)
         if self.trace.differentiates:
-            tracked_inputs = (t for slot, t in named if slot in changes and changes[slot].data == "tracked")
-            self.trace.questions.are_views(tracked_inputs)
+            for real in (t for slot, t in named if slot in changes and changes[slot].data == "tracked"):
+                self.trace.questions.ask(real, IS_VIEW)
         facts = Facts(
             kinds, captured, same_objects(named), groups, neighbours(without_subclasses(named)), changes, histories,
             outputs, tuple(bases), tuple(slot for slot, t in named if is_wrapper_subclass(t)), is_tracked,

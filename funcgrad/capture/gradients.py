@@ -16,6 +16,7 @@ from ..state.lines import user_line
 from ..subclasses import is_traced
 from ..torch_private.modes import without_function_modes
 from .captures import RestartTrace
+from .questions import IS_HOOKED, IS_VIEW
 from .trace import Trace
 
 
@@ -87,7 +88,7 @@ def require_no_hooks(trace: Trace, inputs: Sequence[Any]) -> None:
             isinstance(real, Tensor)
             and not is_traced(real)
             and id(real) not in trace.hooks.of_leaves
-            and trace.questions.has_hooks(real)
+            and trace.questions.ask(real, IS_HOOKED)
             and real._backward_hooks
         ):
             raise refusals.HOOKS_OF_INPUT(type_text(real), where=user_line())
@@ -126,7 +127,7 @@ def switch(trace: Trace, original: Any, tensor: Any, on: bool) -> None:
     if on and is_untold(tensor):
         trace.lineage.told(tensor)
     if on and real is not None and real.is_leaf:
-        trace.questions.are_views([real])
+        trace.questions.ask(real, IS_VIEW)
         if is_untold(real):
             raise refusals.SWITCHED_NO_GRAD_VIEW(where=user_line())
     if real is not None and (tensor.requires_grad != on or (real.requires_grad != on and is_leaf(tensor))):

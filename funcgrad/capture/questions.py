@@ -15,7 +15,7 @@ from attrs import define, field, frozen
 from torch import SymInt, Tensor, nn
 
 from .. import refusals
-from ..autograd_state import has_history, has_hooks
+from ..autograd_state import has_history
 from ..slots import Arg, Captured
 from ..state.lines import is_user_file, user_line
 from ..subclasses import is_traced
@@ -68,13 +68,13 @@ IS_VIEW = "{}._is_view()"
 _OF_THE_REAL = {"{}.retains_grad", "{}.output_nr", "{}.is_shared()", "{}.is_pinned()", IS_VIEW, "{}._base is None"}
 """Questions that a stand-in is not like the real tensor in."""
 
-_HOOKED = "bool({0}._backward_hooks or {0}._post_accumulate_grad_hooks)"
-_ATTRIBUTES = "bool({}.__dict__)"
+IS_HOOKED = "bool({0}._backward_hooks or {0}._post_accumulate_grad_hooks)"
+HAS_ATTRIBUTES = "bool({}.__dict__)"
 HOOKS = "tuple(dict({0}._backward_hooks or ()).values())"
 HOOKS_AFTER = "tuple(dict({0}._post_accumulate_grad_hooks or ()).values())"
 _OFFSET = "{}.storage_offset()"
 _ROOM = "{0}.untyped_storage().nbytes() // {0}.element_size() - {0}.storage_offset()"
-_MOVED = "not {0}.is_inference() and {0}._version > 0"
+HAS_MOVED = "not {0}.is_inference() and {0}._version > 0"
 _UNKNOWABLE = {
     Tensor.data_ptr: (
         "the address of a tensor (data_ptr())",
@@ -218,46 +218,22 @@ class Questions:
         if id(real) in self.bases:
             raise refusals.BASE_OF_INPUT(where=user_line())
 
-    def has_hooks(self, real: Tensor) -> bool:
-        """Whether hooks run where a gradient arrives at a tensor; a call in which it is otherwise is another
-        program's."""
-        return bool(self._note(real, _HOOKED, has_hooks(real)))
-
-    def has_attributes(self, real: Tensor) -> bool:
-        """Whether a tensor has attributes that torch does not know; a call in which it is otherwise is another
-        program's."""
-        return bool(self._note(real, _ATTRIBUTES, bool(vars(real))))
-
-    def ran_hooks(self, real: Tensor) -> None:
-        """Note which hooks ran where a gradient arrived at a leaf."""
+    def ask(self, real: Tensor, *questions: str) -> Any:
+        """Ask a real tensor; the last answer. A call in which it gives others is another program's."""
         with without_function_modes():
-            for question in (HOOKS, HOOKS_AFTER):
-                self._note(real, question, answer_of(question, real))
-
-    def are_views(self, reals: Iterable[Tensor]) -> None:
-        """Note which tensors autograd knows to be views; a call in which it is otherwise is another program's."""
-        for real in reals:
-            self._note(real, IS_VIEW, real._is_view())
-
-    def has_moved(self, real: Tensor) -> bool:
-        """Whether a tensor was ever written to; a call in which it is otherwise is another program's."""
-        return bool(self._note(real, _MOVED, answer_of(_MOVED, real)))
+            answers = [self._note(real, question, answer_of(question, real)) for question in questions]
+        return answers[-1]
 
     def lie(self, reals: Iterable[Tensor]) -> None:
         """Note where in their storages some inputs lie, and how large these are: all of them is looked at. Tensors of a
         level of torch.func have none."""
         for real in (t for t in reals if not is_transform_wrapper(t)):
-            for question in (_OFFSET, _ROOM):
-                self._note(real, question, answer_of(question, real))
+            self.ask(real, _OFFSET, _ROOM)
 
     def room(self, stand_in: Tensor) -> int:
-        """How many elements the memory of an input holds from its first one on; a call in which it is otherwise is
-        another program's."""
+        """How many elements the memory of an input holds from its first one on."""
         known = self.known.get(id(stand_in), {})
-        if _ROOM in known:
-            return int(known[_ROOM])
-        real = self.reals()[id(stand_in)]
-        return int(self._note(real, _ROOM, answer_of(_ROOM, real)))
+        return int(known[_ROOM] if _ROOM in known else self.ask(self.reals()[id(stand_in)], _ROOM))
 
     def _note(self, real: Tensor, question: str, answer: Any) -> Any:
         self.asked.setdefault((id(real), question), []).append(answer)
