@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..autograd_state import is_untold, renew_history
+from ..graph_primitives import require_false, require_of_autograd, require_true
 from ..graphs import tensors_in
 from ..inside import having
 from ..state.conversions import asking_globals
@@ -131,7 +132,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is not torch.ops.aten.lift_fresh.default and func is not torch.ops.aten.lift_fresh_copy.default:
             args = [self._stand_in(a) for a in args]
         if func is torch.ops.aten._local_scalar_dense.default and trace.checks is not None:
-            trace.require_false(args[0], trace.checks)
+            trace.require(require_false, args[0], trace.checks)
             return False
         if func in _ASKED_IN_BACKWARD and self._is_checked(func, args, kwargs):
             return True
@@ -171,7 +172,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is not torch.ops.aten.diagonal.default:
             if (message := BACKWARD_CHECKS.get(name)) is not None:
                 with self:
-                    trace.require_true(torch.isclose(*args, **kwargs).all(), message)
+                    trace.require(require_true, torch.isclose(*args, **kwargs).all(), message)
             return message is not None
         if (message := PHASE_CHECKS.get(name)) is None or self._phase_checked == now:
             return False
@@ -182,7 +183,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self:
                 imaginary = torch.view_as_real(args[0].diagonal(0, -2, -1))[..., 1]
                 close = torch.isclose(imaginary, torch.zeros_like(imaginary), 1e-2, 1e-2)
-                trace.require_of_autograd(close.all(), message)
+                trace.require(require_of_autograd, close.all(), message)
         return False
 
     def _stand_in(self, value: Any) -> Any:

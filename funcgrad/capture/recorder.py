@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from .. import refusals
 from ..generators import is_default
-from ..graph_primitives import getitem, require_false, require_of_autograd, require_true, scalar, size, stride
+from ..graph_primitives import getitem, scalar, size, stride
 from ..graphs import Graph, last_node, pass_of, storages, value_of, written_copies
 from ..inside import having
 from ..opaque_calls import call_opaque
@@ -304,19 +304,8 @@ class Recorder:
             copy.meta = {**node.meta, "val": node.meta["val"].clone()}
         return copy
 
-    def require_false(self, condition: Tensor, message: str) -> None:
-        """A check the program makes each time it runs: ``ValueError(message)`` where the fake ``condition`` is true."""
-        self._require(require_false, condition, message)
-
-    def require_true(self, condition: Tensor, message: str) -> None:
-        """The same of PyTorch's own checks: ``RuntimeError(message)`` where the fake ``condition`` is false."""
-        self._require(require_true, condition, message)
-
-    def require_of_autograd(self, condition: Tensor, message: str) -> None:
-        """The same, but where a transform of torch.func runs."""
-        self._require(require_of_autograd, condition, message)
-
-    def _require(self, check: Callable[..., None], condition: Tensor, message: str) -> None:
+    def require(self, check: Callable[[Tensor, str], None], condition: Tensor, message: str) -> None:
+        """A check the program makes each time it runs, of a fake."""
         if self.graph is not None:
             self.call(check, (self.node(condition), message), {}, None)
 
