@@ -10,7 +10,7 @@ call), or from what this call is given, and draws.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -140,45 +140,36 @@ class Tape:
     def is_exact(self, value: Any) -> bool:
         """Whether constants are computed of whole numbers and bools alone: rounding, which a kernel may do
         otherwise, changes no size."""
-        pending, seen = list(fakes_in(value)), set()
-        while pending:
-            fake = pending.pop()
-            if fake.is_floating_point() or fake.is_complex():
-                return False
-            if id(fake) not in seen:
-                seen.add(id(fake))
-                pending += self._calls[id(fake)].operands if id(fake) in self._calls else ()
-        return True
+        return not any(fake.is_floating_point() or fake.is_complex() for fake in self._below(value))
 
     def require_determined(self, value: Any) -> None:
         """Raises ``UnknownValue`` where fakes stand for what this call does not determine; computes nothing."""
-        pending, seen = list(fakes_in(value)), set()
-        while pending:
-            fake = pending.pop()
-            if id(fake) in self._now or id(fake) in seen:
-                continue
-            if id(fake) not in self._calls:
-                raise UnknownValue
-            seen.add(id(fake))
-            pending += self._calls[id(fake)].operands
+        if not all(id(fake) in self._now or id(fake) in self._calls for fake in self._below(value, self._now)):
+            raise UnknownValue
 
     def sources(self, fake: Tensor) -> list[Tensor]:
         """The tensors of this call's that a value is made of. Raises ``UnknownValue`` where it is made of a draw, or
         of what this call does not determine."""
-        pending, seen, found = [fake], set(), []
-        while pending:
-            value = pending.pop()
-            if id(value) in seen:
-                continue
-            seen.add(id(value))
+        found = []
+        for value in self._below(fake):
             call = self._calls.get(id(value))
-            if call is not None and not draws_random(call.op):
-                pending += call.operands
-            elif call is None and id(value) in self._now:
+            if call is None and id(value) in self._now:
                 found.append(self._now[id(value)])
-            else:
+            elif call is None or draws_random(call.op):
                 raise UnknownValue
         return found
+
+    def _below(self, value: Any, known: Container[int] = ()) -> Iterator[Tensor]:
+        """Some fakes, and what they are made of, each once; nothing of what those are made of that are ``known``."""
+        pending, seen = list(fakes_in(value)), set[int]()
+        while pending:
+            fake = pending.pop()
+            if id(fake) in seen:
+                continue
+            seen.add(id(fake))
+            yield fake
+            if id(fake) in self._calls and id(fake) not in known:
+                pending += self._calls[id(fake)].operands
 
     def keep(self, fakes: Sequence[Tensor], reals: Sequence[Tensor], is_constant: bool) -> None:
         """What was computed already, of operators that are noted."""
