@@ -125,7 +125,7 @@ def switch(trace: Trace, original: Any, tensor: Any, on: bool) -> None:
     if real is None and named is not tensor and trace.lineage.is_looked_at(named) and tensor.requires_grad != on:
         raise refusals.SWITCHED_TOO_LATE(where=user_line())
     if on and is_untold(tensor):
-        trace.lineage.told(tensor)
+        trace.lineage.told.add(id(tensor))
     if on and real is not None and real.is_leaf:
         trace.questions.ask(real, IS_VIEW)
         if is_untold(real):
@@ -136,9 +136,9 @@ def switch(trace: Trace, original: Any, tensor: Any, on: bool) -> None:
         if not on and any(other._base is real for other in trace.reals.values()):
             raise refusals.SWITCHED_OFF_BASE(where=user_line())
         if on and real._is_view():
-            trace.lineage.switched_on(tensor)
+            trace.lineage.switched_on.add(id(tensor))
         if not on:
-            trace.lineage.switched_off(tensor)
+            trace.lineage.switched_off.add(id(tensor))
         trace.switched.append((tensor, on))
     if not on and tensor.requires_grad and not tensor._is_view():
         for view in trace.lineage.views_of(tensor):

@@ -24,9 +24,12 @@ class Lineage:
     def __init__(self) -> None:
         self._taken: dict[int, tuple[Tensor, Step, int]] = {}
         self._without_grad: set[int] = set()
-        self._switched_off: set[int] = set()
-        self._switched_on: set[int] = set()
-        self._told: set[int] = set()
+        self.switched_off: set[int] = set()
+        """Leaves that require grad no more."""
+        self.switched_on: set[int] = set()
+        """By identity, inputs, views, that come to require grad: for themselves, as what they are views of does not."""
+        self.told: set[int] = set()
+        """Views taken under no_grad of a leaf that come to be leaves for themselves."""
         self._replaced: dict[int, Tensor] = {}
         self._looks: dict[int, list[Tensor]] = {}
         self._named: dict[int, Tensor] = {}
@@ -184,26 +187,6 @@ class Lineage:
         """What a tensor was taken of, and how."""
         return self._taken[id(tensor)][:2] if id(tensor) in self._taken else None
 
-    def switched_on(self, view: Tensor) -> None:
-        """Write down that an input, a view, comes to require grad: for itself, as what it is a view of does not."""
-        self._switched_on.add(id(view))
-
-    def is_switched_on(self, view: Tensor) -> bool:
-        """Whether it is such an input."""
-        return id(view) in self._switched_on
-
-    def told(self, view: Tensor) -> None:
-        """Write down that a view taken under no_grad of a leaf comes to be one for itself."""
-        self._told.add(id(view))
-
-    def is_told(self, view: Tensor) -> bool:
-        """Whether it is such a view."""
-        return id(view) in self._told
-
-    def switched_off(self, leaf: Tensor) -> None:
-        """Write down that a leaf requires grad no more."""
-        self._switched_off.add(id(leaf))
-
     def precedes(self, tensor: Tensor, leaf: Tensor) -> bool:
         """Whether a view of a leaf was taken before that came to require grad (``requires_grad_()``): no gradient
         flows to it."""
@@ -211,7 +194,7 @@ class Lineage:
 
     def follows(self, tensor: Tensor, leaf: Tensor) -> bool:
         """Whether a view of a leaf was taken after that was told to require grad no more, or before that ever did."""
-        return id(leaf) in self._switched_off and not leaf.requires_grad and self._is_without_grad(tensor, leaf)
+        return id(leaf) in self.switched_off and not leaf.requires_grad and self._is_without_grad(tensor, leaf)
 
     def _is_without_grad(self, tensor: Tensor, leaf: Tensor) -> bool:
         while (taken := self.source(tensor)) is not None and taken[0] is not leaf:

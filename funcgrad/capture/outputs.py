@@ -120,7 +120,7 @@ def look_at_outputs(
                 and detaches(view.steps)
             ):
                 raise refusals.RETURNS_NO_GRAD_VIEW(where=f"result{path}")
-            of_input = view is not None and is_untold(now) and not detaches(view.steps) and not lineage.is_told(now)
+            of_input = view is not None and is_untold(now) and not detaches(view.steps) and id(now) not in lineage.told
             own_leaf = now.requires_grad and id(leaf) not in slot_of and is_leaf(now) and not of_input
             made = id(leaf) not in slot_of
             attributes = tuple(set_by_function(leaf).items()) if made else ()

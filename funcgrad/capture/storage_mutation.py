@@ -220,7 +220,7 @@ def restride(trace: Trace, func: Any, original: Any, args: list[Any], kwargs: di
         bump_version(tensor)
         trace.writes.spread_versions()
         return original  # type: ignore[no-any-return]
-    if trace.lineage.is_switched_on(tensor):
+    if id(tensor) in trace.lineage.switched_on:
         raise refusals.VIEW_SWITCHED_AND_RESTRIDED(where=user_line())
     first = trace.graph is None  # in later runs, it may be changed
     if first and func is Tensor.detach_ and own._is_view():
