@@ -22,6 +22,7 @@ from ..torch_private.tensors import is_transform_wrapper, is_wrapper_subclass, s
 from .views import Geometry, Step, steps_between
 
 Named = Sequence[tuple[Arg | Captured, Tensor]]
+Views = tuple[tuple[Arg | Captured, tuple[Step, ...] | None], ...]
 
 
 @frozen
@@ -58,7 +59,7 @@ class Family:
     slot: Arg | Captured | Base
     found: BaseOf | None
     steps: tuple[Step, ...] | None
-    views: tuple[tuple[Arg | Captured, tuple[Step, ...] | None], ...]
+    views: Views
 
 
 @frozen
@@ -70,7 +71,7 @@ class Overlap:
 
     base: Base
     found: BaseOf
-    views: tuple[tuple[Arg | Captured, tuple[Step, ...] | None], ...]
+    views: Views
     families: tuple[Family, ...]
     base_bytes: int
     member_bytes: int
@@ -216,17 +217,9 @@ def _with_itself(slot: Arg | Captured, tensor: Tensor) -> Overlap:
     memory = Geometry(
         (1 + sum((n - 1) * s for n, s in zip(own.shape, own.stride, strict=True)),), (1,), own.offset, own.dtype
     )
-    family = Family(slot, None, steps_between(memory, own), ((slot, steps_between(own, own)),))
-    nbytes = memory.numel * tensor.element_size()
-    return Overlap(
-        Base((slot,)),
-        BaseOf(slot, False, memory.numel, own=True),
-        family.views,
-        (family,),
-        nbytes,
-        nbytes,
-        _at_odds([tensor]),
-    )
+    family, nbytes = _family(memory, [(slot, tensor)]), memory.numel * tensor.element_size()
+    found = BaseOf(slot, False, memory.numel, own=True)
+    return Overlap(Base((slot,)), found, family.views, (family,), nbytes, nbytes, _at_odds([tensor]))
 
 
 def share_elements(a: Tensor, b: Tensor) -> bool:
@@ -250,9 +243,7 @@ class _Window:
         }
 
 
-def _components(
-    group: list[tuple[Arg | Captured, Tensor]], freed: frozenset[int]
-) -> list[list[tuple[Arg | Captured, Tensor]]]:
+def _components(group: Named, freed: frozenset[int]) -> list[list[tuple[Arg | Captured, Tensor]]]:
     def touch(a: Tensor, b: Tensor) -> bool:
         return share_elements(a, b) or ({id(a), id(b)} <= freed and family_of(a) is family_of(b))
 
@@ -273,7 +264,7 @@ def together(members: Named, room: int = 0) -> Overlap:
         families.setdefault(id(family_of(t)), []).append((slot, t))
     kin: tuple[Family, ...] = ()
     if len(families) == 1 and not room and not overlaps_itself(family_of(tensors[0])):
-        _, found, geometry, views = _base_of(members)
+        found, geometry, views = _base_of(members)
     else:
         # all of the storage: what is cut out of a part of it might not be a combination of slices
         now = storage_length(tensors[0])
@@ -281,7 +272,7 @@ def together(members: Named, room: int = 0) -> Overlap:
         found = BaseOf(members[0][0], False, length, grows=length > now)
         geometry = Geometry((length,), (1,), 0, tensors[0].dtype)
         if room and len(families) == 1:
-            views = tuple((slot, steps_between(geometry, Geometry.of(t))) for slot, t in members)
+            views = _views_of(geometry, members)
         else:
             kin = tuple(_family(geometry, own) for own in families.values())
             views = tuple(view for family in kin for view in family.views)
@@ -299,28 +290,25 @@ def together(members: Named, room: int = 0) -> Overlap:
     )
 
 
-_Views = tuple[tuple[Arg | Captured, tuple[Step, ...] | None], ...]
-
-
-def _base_of(
-    members: Sequence[tuple[Arg | Captured, Tensor]],
-) -> tuple[Arg | Captured | Base, BaseOf, Geometry, _Views]:
-    """For members of one family: the slot of their base, how it is found, how it lies, and how they are views of it."""
+def _base_of(members: Named) -> tuple[BaseOf, Geometry, Views]:
+    """For members of one family: how their base is found, how it lies, and how they are views of it."""
     (first, tensor), *_ = members
     base = family_of(tensor)
-    own = next((slot for slot, t in members if t is base), None)
-    geometry = Geometry.of(base)
-    views = tuple((slot, steps_between(geometry, Geometry.of(t))) for slot, t in members)
-    return Base(tuple(slot for slot, _ in members)), BaseOf(own or first, own is not None), geometry, views
+    own, geometry = next((slot for slot, t in members if t is base), None), Geometry.of(base)
+    return BaseOf(own or first, own is not None), geometry, _views_of(geometry, members)
 
 
-def _family(memory: Geometry, members: Sequence[tuple[Arg | Captured, Tensor]]) -> Family:
+def _views_of(memory: Geometry, members: Named) -> Views:
+    return tuple((slot, steps_between(memory, Geometry.of(t))) for slot, t in members)
+
+
+def _family(memory: Geometry, members: Named) -> Family:
     if len(members) == 1:
         ((slot, tensor),) = members
         own = Geometry.of(tensor)
-        return Family(slot, None, steps_between(memory, own), ((slot, steps_between(own, own)),))
-    base, found, own, views = _base_of(members)
-    return Family(base, found, steps_between(memory, own), views)
+        return Family(slot, None, steps_between(memory, own), _views_of(own, members))
+    found, own, views = _base_of(members)
+    return Family(Base(tuple(slot for slot, _ in members)), found, steps_between(memory, own), views)
 
 
 def _at_odds(tensors: Sequence[Tensor], families: int = 1) -> str | None:

@@ -18,11 +18,13 @@ from ..torch_private.operators import is_pointwise
 
 aten = torch.ops.aten
 
-_FILLS = {
-    aten.full.default: 1, aten.full_like.default: 1, aten.new_full.default: 2,
-    aten.ones.default: 2, aten.ones_like.default: 2, aten.new_ones.default: 2,
-    aten.zeros.default: 2, aten.zeros_like.default: 2, aten.new_zeros.default: 2, aten.expand.default: 2,
-}  # fmt: skip
+_GIVEN = {aten.full.default: 1, aten.full_like.default: 1, aten.new_full.default: 2}
+"""Operators that fill a tensor with one of their arguments, and with which."""
+_ONES_OR_ZEROS = {
+    **dict.fromkeys((aten.ones.default, aten.ones_like.default, aten.new_ones.default), 1),
+    **dict.fromkeys((aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default), 0),
+}
+_FILLS = _GIVEN | dict.fromkeys((*_ONES_OR_ZEROS, aten.expand.default), 2)
 """Operators that make the same values along dimensions of sizes they are given, and their first argument that is no
 size."""
 _KEEP = {
@@ -50,12 +52,6 @@ def keeps_uniform(op: Any, args: Sequence[Any], kwargs: dict[str, Any], shapes: 
     return op in _KEEP or is_pointwise(op) or not _has_symbols(shapes)
 
 
-_GIVEN = {aten.full.default: 1, aten.full_like.default: 1, aten.new_full.default: 2}
-"""Operators that fill a tensor with one of their arguments."""
-_ONES_OR_ZEROS = {
-    **dict.fromkeys((aten.ones.default, aten.ones_like.default, aten.new_ones.default), 1),
-    **dict.fromkeys((aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default), 0),
-}
 _COMPARISONS = {
     getattr(getattr(aten, name), overload): getattr(operator, name)
     for name in ("eq", "ne", "lt", "le", "gt", "ge")
