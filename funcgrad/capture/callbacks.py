@@ -7,7 +7,6 @@ the batch: so that every order and every nesting exists. Autograd and ``torch.fu
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ from ..state.lines import user_line
 from ..torch_private.autograd import autograd_heard
 from ..torch_private.fakes import without_modes
 from ..torch_private.functional import FunctionalTensor, from_functional
-from .control_flow import reading_saved
+from .applied import apply
 from .derived import Gradients, is_differentiable, or_zeros, spread
 from .trace import Trace, active_trace
 from .traced_bodies import functional
@@ -65,14 +64,20 @@ class Callback:
     takes_none: bool = False
     """Whether it is a hook: see ``Opaque``."""
 
-    def on(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    @property
+    def has_derivative(self) -> bool:
+        return self.vjp is not None or self.jvp is not None
+
+    def record(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The results, and what each tensor holds afterwards that it writes to: the tensors themselves stay as they
-        are."""
+        are. While tracing, of tensors of the trace."""
+        if (trace := active_trace()) is not None:
+            return self._recorded(trace, tensors)
         own = [t.detach().clone() if i in self.writes else t for i, t in enumerate(tensors)]
         found = self._heard([*own, *self.numbers], [look.shape for look in self.looks])
         return *found, *(own[i] for i in self.writes)
 
-    def recorded(self, trace: Trace, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def _recorded(self, trace: Trace, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The same, as a call of the graph."""
         fakes = [_fake(trace, t) for t in tensors]
         with without_modes(), trace.fakes:
@@ -123,7 +128,9 @@ class Callback:
     def pulled(
         self, tensors: Sequence[Tensor], outs: Sequence[Tensor], cotangents: Gradients, needed: Sequence[bool]
     ) -> Gradients:
-        """Reverse mode; of a rule for forward mode, which is linear in the tangents, its transpose."""
+        """Of a rule for forward mode, which is linear in the tangents, its transpose."""
+        if all(t is None for t in cotangents):
+            return [None] * len(needed)
         if self.vjp is not None:
             return self.vjp(tensors, outs, cotangents)
         jvp = self._rule(self.jvp, "vjp", "a tuple with a cotangent for each argument")
@@ -141,7 +148,6 @@ class Callback:
         )
 
     def pushed(self, tensors: Sequence[Tensor], outs: Sequence[Tensor], tangents: Gradients) -> Gradients:
-        """Forward mode."""
         found = self._rule(self.jvp, "jvp", "the tangent of the result")(tensors, outs, tangents)
         return [or_zeros(t, out) if is_differentiable(out) else None for t, out in zip(found, outs, strict=True)]
 
@@ -159,8 +165,10 @@ class Callback:
     def _with(self, option: str) -> str:
         return f"{self.spelled.removesuffix(')')}, {option})"
 
-    def batched(self, tensors: Sequence[Tensor], dims: Sequence[int | None], size: int) -> Callback:
-        """The call of a whole batch, which is the first dimension of all its tensors."""
+    def batched(
+        self, tensors: Sequence[Tensor], dims: Sequence[int | None], size: int, randomness: str
+    ) -> tuple[Any, Any]:
+        """A call of the whole batch, which is the first dimension of all its tensors."""
         method = self.vmap_method
         if method is None:
             raise refusals.OPAQUE_WITHOUT_BATCH(self.name, self._with('vmap_method="sequential"'), where=self.where)
@@ -184,13 +192,16 @@ class Callback:
             ]
             return run([*whole, *values[n:]], shapes)
 
-        return evolve(
+        call = evolve(
             self,
             run={"sequential": each, "expand_dims": all_at_once, "broadcast_all": run}[method],
             looks=tuple(evolve(look, shape=(size, *look.shape)) for look in self.looks),
             vjp=None if self.vjp is None else _vmapped(self.vjp),
             jvp=None if self.jvp is None else _vmapped(self.jvp),
         )
+        pairs = zip(tensors, dims, strict=True)
+        outs = apply(call, [t.expand(size, *t.shape) if d is None else t.movedim(d, 0) for t, d in pairs])
+        return outs, (0,) * len(outs)
 
 
 def _vmapped(rule: Rule) -> Rule:
@@ -218,60 +229,6 @@ def _fake(trace: Trace, tensor: Tensor) -> Tensor:
     if not isinstance(own, FunctionalTensor):
         raise refusals.OPAQUE_OF_SUBCLASS(type_text(own), where=user_line())
     return from_functional(own)
-
-
-# ── the call ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def apply(call: Callback, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The results, and what the tensors hold afterwards that it writes to, differentiable to every order. While
-    tracing, of tensors of the trace."""
-    outs: tuple[Any, ...] = _Apply.apply(call, *tensors)  # type: ignore[no-untyped-call]
-    return tuple(out for out in outs if out is not None)
-
-
-class _Apply(torch.autograd.Function):
-    is_pure = True
-    records_itself = True
-
-    @staticmethod
-    def forward(call: Callback, *tensors: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        trace = active_trace()
-        made = call.on(tensors) if trace is None else call.recorded(trace, tensors)
-        return made or (None,)  # autograd knows of no function without a result
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.call, *tensors = inputs
-        outs = [out for out in output if out is not None]
-        ctx.n = len(tensors)
-        ctx.mark_non_differentiable(*[out for out in outs if not is_differentiable(out)])
-        if ctx.call.vjp is not None or ctx.call.jvp is not None:
-            ctx.save_for_backward(*tensors, *outs)
-            ctx.save_for_forward(*tensors, *outs)
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Any) -> Any:
-        tensors, outs = ctx.saved_tensors[: ctx.n], ctx.saved_tensors[ctx.n :]
-        found: Gradients = [None] * ctx.n
-        if any(t is not None for t in cotangents):
-            trace = active_trace()
-            with contextlib.nullcontext() if trace is None else reading_saved(trace):
-                found = ctx.call.pulled(tensors, outs, cotangents, ctx.needs_input_grad[1:])
-        return None, *found
-
-    @staticmethod
-    def jvp(ctx: Any, _: None, *tangents: Any) -> Any:
-        tensors, outs = ctx.saved_tensors[: ctx.n], ctx.saved_tensors[ctx.n :]
-        return tuple(ctx.call.pushed(tensors, outs, tangents)) or (None,)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, call: Callback, *tensors: Tensor) -> Any:
-        pairs = list(zip(tensors, in_dims[1:], strict=True))
-        whole = [t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0) for t, d in pairs]
-        outs = apply(call.batched(tensors, in_dims[1:], info.batch_size), whole)
-        return outs or (None,), (0,) * len(outs) or (None,)
 
 
 def hook_called(hook: Callable[[Tensor | None], Any], where: str | None) -> Callable[[Tensor | None], Tensor | None]:

@@ -15,7 +15,8 @@ from ..state.lines import user_line
 from ..torch_private.operators import PACK_PADDED, PAD_PACKED, lstm_by_layers
 from ..torch_private.patches import generic_associative_scan
 from ..trees import Tree, flatten, require_same, unflatten
-from .control_flow import Choice, Scan, While, apply
+from .applied import apply
+from .control_flow import Choice, Scan, While
 from .copies import deep_copied
 from .packed_sequences import PACKED_NETWORKS, is_packed, pack, pad
 from .recurrent import CELLS, by_steps, has_symbolic_steps, is_of_whole_layers

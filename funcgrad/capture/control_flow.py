@@ -9,10 +9,9 @@ below all levels, the bodies are recorded.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import torch
 from attrs import frozen
@@ -22,77 +21,14 @@ from .. import refusals
 from ..control_flow import choose, repeat, scan
 from ..graph_primitives import Opaque
 from ..graphs import Graph, has_effect, is_random, type_text
-from ..inside import having
 from ..state.lines import user_line
 from ..torch_private.fakes import without_modes
 from ..torch_private.functional import FunctionalTensor, from_functional
+from .applied import apply
 from .bodies import no_subclass
 from .derived import Function, Gradients, beside, in_batch, is_differentiable, or_zeros, pull, push, spread, vmapped
 from .trace import Trace
 from .traced_bodies import draws, functional, graph_of
-
-
-class ControlFlow(Protocol):
-    """A kind of control flow. All tensors are in one sequence: those that are computed with, then what the bodies
-    close over."""
-
-    @property
-    def trace(self) -> Trace: ...
-
-    def record(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The results, on tensors that no transform wraps: bodies are traced, one call is recorded."""
-
-    def pulled(
-        self, tensors: Sequence[Tensor], outs: Sequence[Tensor], cotangents: Gradients, needed: Sequence[bool]
-    ) -> Gradients:
-        """Reverse mode: the gradients of the tensors."""
-
-    def pushed(self, tensors: Sequence[Tensor], outs: Sequence[Tensor], tangents: Gradients) -> Gradients:
-        """Forward mode: the tangents of the results."""
-
-    def batched(
-        self, tensors: Sequence[Tensor], dims: Sequence[int | None], size: int, randomness: str
-    ) -> tuple[Any, Any]:
-        """Under ``vmap``: results of the whole batch, and the dimension of each that is the batch's."""
-
-
-def apply(flow: ControlFlow, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The results of control flow, differentiable to every order."""
-    outs: tuple[Tensor, ...] = _Apply.apply(flow, *tensors)  # type: ignore[no-untyped-call]
-    return outs
-
-
-class _Apply(torch.autograd.Function):
-    is_pure = True
-    records_itself = True
-
-    @staticmethod
-    def forward(flow: ControlFlow, *tensors: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        return flow.record(tensors)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        flow, *tensors = inputs
-        ctx.flow, ctx.n = flow, len(tensors)
-        ctx.save_for_backward(*tensors, *output)
-        ctx.save_for_forward(*tensors, *output)
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
-        tensors, outs = ctx.saved_tensors[: ctx.n], ctx.saved_tensors[ctx.n :]
-        with reading_saved(ctx.flow.trace):
-            return None, *ctx.flow.pulled(tensors, outs, cotangents, ctx.needs_input_grad[1:])
-
-    @staticmethod
-    def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> Any:
-        tensors, outs = ctx.saved_tensors[: ctx.n], ctx.saved_tensors[ctx.n :]
-        return tuple(ctx.flow.pushed(tensors, outs, tangents))
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, flow: ControlFlow, *tensors: Tensor) -> Any:
-        return flow.batched(tensors, in_dims[1:], info.batch_size, info.randomness)
-
 
 # ── choice ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -103,6 +39,7 @@ class Choice:
     a batch, both branches run (on operands that are all batched), and each sample takes what its own says, also of
     derivatives."""
 
+    has_derivative: ClassVar[bool] = True
     trace: Trace
     if_true: Function
     if_false: Function
@@ -187,6 +124,7 @@ class Scan:
     body returns the next carry, the slices of the results, and in the end the carry it was given: its derivatives
     start from these."""
 
+    has_derivative: ClassVar[bool] = True
     trace: Trace
     body: Function
     n_carry: int
@@ -312,6 +250,7 @@ class While:
     """``while_loop``. Tensors: the first carry, and what each step is given. How many steps there will be nobody
     knows: there is no memory to be planned for what reverse mode would need of them."""
 
+    has_derivative: ClassVar[bool] = True
     trace: Trace
     condition: Function
     body: Function
@@ -380,12 +319,6 @@ class While:
 
 
 # ── recording ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def reading_saved(trace: Trace) -> contextlib.AbstractContextManager[None]:
-    """Inside, a backward pass reads what forward saved, not what inputs hold by then: these are our rules, not the
-    caller's Python."""
-    return having(trace, rereads={})
 
 
 def _fakes(trace: Trace, tensors: Sequence[Tensor]) -> list[Tensor]:

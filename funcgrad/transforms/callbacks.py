@@ -13,7 +13,8 @@ from attrs import frozen
 from torch import Tensor
 
 from .. import refusals
-from ..capture.callbacks import VMAP_METHODS, Callback, Look, Rule, Run, Sizes, apply
+from ..capture.applied import apply
+from ..capture.callbacks import VMAP_METHODS, Callback, Look, Rule, Run, Sizes
 from ..capture.derived import Gradients, spread
 from ..capture.floats import NotSymbolicError
 from ..capture.results import hidden_tensor

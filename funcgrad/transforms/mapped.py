@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from .. import control_flow
-from ..capture.control_flow import Choice, Scan, While, apply
+from ..capture.applied import apply
+from ..capture.control_flow import Choice, Scan, While
 from ..capture.running_statistics import whole_batch
 from ..capture.trace import Trace, active_trace
 from ..graphs import Graph
