@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from attrs import evolve
+from attrs import evolve, frozen
 from torch import Tensor
 
 from .. import refusals
@@ -31,28 +31,36 @@ from .lineage import Lineage
 from .memory import Overlap, entangled, lies_within, neighbours, overlaps_itself
 from .outputs import OutputFact
 from .questions import HAS_MOVED
-from .stale_grad_metadata import Forgotten
 from .stand_ins import Mirrored
 from .trace import Trace
 from .views import Geometry, View, detaches
 
 
+@frozen(eq=False)
+class Met:
+    """The inputs that a dry run has met, by name, what stands for them, by identity, and which overlap."""
+
+    trace: Trace
+    named: Sequence[tuple[Source, Tensor]]
+    mirrored: Mapping[int, Mirrored]
+    groups: Sequence[Overlap]
+
+    @property
+    def each(self) -> list[tuple[Source, Tensor, Mirrored]]:
+        """Each input, its tensor, and what stands for that."""
+        return [(slot, tensor, self.mirrored[id(tensor)]) for slot, tensor in self.named]
+
+
 def changes_of(
-    lineage: Lineage,
-    named: Sequence[tuple[Source, Tensor]],
-    mirrored: Mapping[int, Mirrored],
-    groups: Sequence[Overlap],
-    in_forward: Mapping[int, str],
-    ever: Mapping[int, str],
-    forgotten: Forgotten,
+    met: Met, in_forward: Mapping[int, str], ever: Mapping[int, str]
 ) -> Iterator[tuple[Source | Base, Change]]:
     """What is done to each input, and to each overlap as one.
 
-    ``in_forward`` and ``ever`` say how the real tensors, by identity, were written to in the forward pass, and in both;
-    autograd is not to know the sizes of what is ``forgotten``.
+    ``in_forward`` and ``ever`` say how the real tensors, by identity, were written to in the forward pass, and in both.
     """
+    lineage, groups, mirrored = met.trace.lineage, met.groups, met.mirrored
     shared = {slot: group for group in groups for slot in group.base.of}
-    tensors = dict(named)
+    tensors = dict(met.named)
     for group in groups:
         keys = [id(tensors[slot]) for slot, _ in group.views]
         if any(key in in_forward for key in keys):
@@ -73,15 +81,14 @@ def changes_of(
     families = {f.slot: f for group in groups for f in group.families}
     written = {g.base for g in groups if any(id(tensors[slot]) in in_forward for slot, _ in g.views)}
     done: set[int] = set()
-    for slot, tensor in named:
-        own = mirrored[id(tensor)]
+    for slot, tensor, own in met.each:
         alone = slot not in shared or slot in families
         how = in_forward.get(id(tensor))
         if slot in families and shared[slot].base in written:
             how = _of_family([id(tensor)], mirrored, in_forward)
         own_data = None if not alone or (how == "unversioned" and slot in families) else how
         restrides = lineage.restrides(own.seen)
-        if own_data == "tracked" and not forgotten.holds(lineage.current(own.seen)):
+        if own_data == "tracked" and not met.trace.forgotten.holds(lineage.current(own.seen)):
             # what gets a history, autograd must follow
             restrides = tuple(evolve(step, tracked=True) for step in restrides)
         if (
@@ -121,19 +128,16 @@ def _keys(slot: Source, groups: Sequence[Overlap]) -> list[Source | Base]:
 
 
 def refuse(
-    trace: Trace,
-    named: Sequence[tuple[Source, Tensor]],
-    mirrored: Mapping[int, Mirrored],
+    met: Met,
     changes: Mapping[Source | Base, Change],
     histories: Mapping[Source, str],
-    groups: Sequence[Overlap],
     written: Mapping[int, str],
 ) -> None:
     """Raise for a change that cannot be carried out, or that eager PyTorch refuses where a trace does not see it."""
-    with_memory_looked_at(trace, named, written)
+    trace, groups = met.trace, met.groups
+    with_memory_looked_at(trace, met.named, written)
     kin = {slot for group in groups if not group.families for slot in group.base.of}
-    for slot, tensor in named:
-        own = mirrored[id(tensor)]
+    for slot, tensor, own in met.each:
         if own.has_other_storage:
             raise refusals.STORAGE_SET(slot, where=str(slot))
         if own.has_other_metadata:
@@ -167,14 +171,12 @@ def refuse(
             )
 
 
-def views_that_follow(
-    named: Sequence[tuple[Source, Tensor]], mirrored: Mapping[int, Mirrored], switches: Iterable[Source]
-) -> dict[Source, Source]:
+def views_that_follow(met: Met, switches: Iterable[Source]) -> dict[Source, Source]:
     """The views among the inputs that have come to require grad, to no end, with the input that they are views of; once
     for each object."""
-    switched = {id(t): slot for slot, t in reversed(named) if slot in switches}
-    once = {id(t): (slot, t) for slot, t in reversed(named)}.values()
-    bases = [(slot, mirrored[id(t)].seen, switched.get(id(view_base(t)))) for slot, t in once if not t.requires_grad]
+    switched = {id(t): slot for slot, t in reversed(met.named) if slot in switches}
+    once = {id(t): (slot, own.seen, view_base(t)) for slot, t, own in reversed(met.each) if not t.requires_grad}
+    bases = [(slot, seen, switched.get(id(base))) for slot, seen, base in once.values()]
     return {slot: base for slot, seen, base in bases if base is not None and seen.requires_grad and is_leaf(seen)}
 
 
@@ -189,32 +191,26 @@ def refuse_backward(named: Sequence[tuple[Source, Tensor]], mirrored: Mapping[in
 
 
 def refuse_leaves(
-    trace: Trace,
+    met: Met,
     gradients: Mapping[Source, Tensor | None],
     switches: Mapping[Source, tuple[bool, ...]],
     read: Sequence[Source],
-    follows: Iterable[Source],
-    named: Sequence[tuple[Source, Tensor]],
-    mirrored: Mapping[int, Mirrored],
     changes: Mapping[Source | Base, Change],
     stores: Mapping[Source, Any],
-    groups: Sequence[Overlap],
 ) -> None:
     """Raise where what is done to a leaf (``.grad =``, ``.backward()``, ``requires_grad_()``) cannot be told from
     what else is done."""
-    tensors, read = dict(named), [*read, *follows]
-    now = {slot: trace.lineage.current(mirrored[id(t)].seen) for slot, t in named}
+    trace, named, tensors = met.trace, met.named, dict(met.named)
+    now = {slot: trace.lineage.current(own.seen) for slot, _, own in met.each}
     # they go in as what all that overlap with them are views of, or with a history of their own
-    bases = {slot for group in groups for slot in (group.itself, *group.alone)}
+    bases = {slot for group in met.groups for slot in (group.itself, *group.alone)}
     together = {slot for key in changes if isinstance(key, Base) for slot in key.of}
     # where no gradient arrives, what is set is set, and nothing else
     arrives = {s: s in switches or (t.is_leaf and (t.requires_grad or now[s].requires_grad)) for s, t in named}
     fits = {s for s in (*gradients, *read) if not arrives[s]}
     # where the version moves, autograd gives their views the history of what comes to require grad; in a program, they
     # are inputs of their own
-    renewed = {
-        id(view_base(t)) for _, t in named if t.is_leaf and (own := mirrored[id(t)]).version != version_of(own.family)
-    }
+    renewed = {id(view_base(t)) for _, t, own in met.each if t.is_leaf and own.version != version_of(own.family)}
     # which of them were taken before it moved last, nobody can say
     bases_of_views = {id(view_base(t)) for _, t in named if t._is_view() and creation_meta(t).name == "DEFAULT"}
     for slot in dict.fromkeys([*gradients, *switches, *read]):
@@ -280,28 +276,25 @@ def refuse_hidden_backward(in_backward: Sequence[Source], failed: Exception | No
 
 
 def refuse_stores(
+    met: Met,
     stores: Mapping[Source, Any],
-    lineage: Lineage,
-    named: Sequence[tuple[Source, Tensor]],
-    mirrored: Mapping[int, Mirrored],
     changes: Mapping[Source | Base, Change],
     differentiable: bool,
     in_backward: Sequence[Tensor],
     lent: Mapping[Source, View],
-    forgotten: Forgotten,
 ) -> None:
     """Raise where an input is given other memory and something else goes by the memory it had.
 
     ``in_backward``: what a backward pass writes to; ``lent``: how inputs that are given the memory of another tensor
     look at that.
     """
-    tensors = dict(named)
+    tensors, lineage, forgotten = dict(met.named), met.trace.lineage, met.trace.forgotten
 
     def looks_at(tensor: Tensor) -> Callable[[Tensor], bool]:
         return lambda t: lineage.path(t, lambda u: u is tensor, True)[0] is tensor
 
     for slot in stores:
-        mirror, faults = mirrored[id(tensors[slot])], []
+        mirror, faults = met.mirrored[id(tensors[slot])], []
         own = mirror.seen
         change = changes.get(slot, Change())
         if change.in_backward:
@@ -328,7 +321,7 @@ def refuse_stores(
         # autograd finds its history again, by how it lies in memory when that is asked for: who computes with it asks
         renewed = given.restrides or tracked or (moved and any(forgotten.is_used(looks_at(t)) for t in (own, now)))
         renewed = renewed and not is_stale(now)  # which nobody may ask, however it lies
-        shared = any(slot in group for group in neighbours(named))
+        shared = any(slot in group for group in neighbours(met.named))
         if own.requires_grad and view_base(own) is not None and (mirror.requires_grad or shared) and renewed:
             faults.append("writes to it, or changes its sizes, a view that requires grad")
         # its views, and its base, have its history from then on, though they do not share its memory any more
@@ -342,18 +335,13 @@ def refuse_stores(
 
 
 def refuse_inner_tensors(
-    lineage: Lineage,
-    named: Sequence[tuple[Source, Tensor]],
-    mirrored: Mapping[int, Mirrored],
-    changes: Mapping[Source | Base, Change],
-    leaves: Sequence[Any],
-    outputs: Sequence[OutputFact],
+    met: Met, changes: Mapping[Source | Base, Change], leaves: Sequence[Any], outputs: Sequence[OutputFact]
 ) -> None:
     """Raise for what cannot be carried out of what a function does to wrapper subclasses and the tensors they are
     made of."""
-    subclasses = {slot: mirrored[id(t)] for slot, t in named if is_wrapper_subclass(t)}
-    tangled = entangled(named)
-    for slot, tensor in named:
+    subclasses = {slot: own for slot, t, own in met.each if is_wrapper_subclass(t)}
+    tangled = entangled(met.named)
+    for slot, tensor in met.named:
         change = changes.get(slot, Change())
         if slot in tangled and (change.data or change.in_backward):
             raise refusals.SUBCLASS_SHARES_MEMORY(slot, tangled[slot], where=str(slot))
@@ -361,14 +349,14 @@ def refuse_inner_tensors(
         if slot in subclasses and change.data == "tracked" and forbidden:
             raise refusals.WRITES_INTO_LEAF(where=str(slot))
     inner_of = {id(inner): slot for slot, own in subclasses.items() for inner in own.inner}
-    plain = {id(mirrored[id(t)].seen): slot for slot, t in named if slot not in subclasses}
+    plain = {id(own.seen): slot for slot, _, own in met.each if slot not in subclasses}
     for leaf, output in zip(leaves, outputs, strict=True):
         if not isinstance(leaf, Tensor):
             continue
         if {id(t) for t in leaves_below([t for t in (leaf, *inner_tensors(leaf)) if has_history(t)])} & inner_of.keys():
             raise refusals.GRADIENT_INTO_INNER(output.path, where=f"out{output.path}")
         known = inner_of if not is_wrapper_subclass(leaf) else inner_of | plain
-        roots = [lineage.path(inner, lambda t: id(t) in known, True)[0] for inner in inner_tensors(leaf)]  # noqa: B023
+        roots = [met.trace.lineage.path(inner, lambda t: id(t) in known, True)[0] for inner in inner_tensors(leaf)]  # noqa: B023
         changed = {slot for slot, change in changes.items() if change.data or (change.restrides and slot in subclasses)}
         shared = [known[id(root)] for root in roots if id(root) in known and known[id(root)] in changed]
         # else it is taken again, of the caller's tensor

@@ -39,6 +39,7 @@ from .backward import fails_in_eager, run_passes
 from .capture_sources import GradientOf
 from .captures import RestartTrace
 from .changes import (
+    Met,
     changes_of,
     refuse,
     refuse_backward,
@@ -111,10 +112,8 @@ class DryRun:
         self._converting = converting
         self._inputs, self._grad, self._out_slot, self._notes = around.inputs, around.grad, around.out_slot, notes
         self._splits, self._replays, self._hands_over = around.splits, around.replays, around.hands_over
-        self._reals: list[tuple[Any, Tensor]] = [
-            *around.inputs.tensors,
-            *((f"captured {i}", t) for i, t in enumerate(known)),
-        ]
+        captured = ((f"captured {i}", t) for i, t in enumerate(known))
+        self._reals: list[tuple[Any, Tensor]] = [*around.inputs.tensors, *captured]
         gradients = {id(t.grad) for _, t in self._reals if t.is_leaf}  # these are what their owners are asked for
         self._asked_for = frozenset(map(id, themselves))
         self._themselves = self._asked_for - gradients
@@ -177,12 +176,7 @@ class DryRun:
         trace.inputs = set(trace.reals)
         raised: BaseException | None = None
         try:
-            with (
-                self.watch,
-                converting_symbols(self._converting),
-                torch.set_grad_enabled(self._grad),
-                trace.lifter,
-            ):
+            with self.watch, converting_symbols(self._converting), torch.set_grad_enabled(self._grad), trace.lifter:
                 result = function(*args, **kwargs)
                 grad_mode = torch.is_grad_enabled()
             for handle in self._handles:
@@ -455,10 +449,7 @@ class DryRun:
         refuse_retained(made | {slot: v for slot, v in kept.items() if isinstance(v, Tensor)}, with_history)
         result_gradients = tuple(slot for slot in made if NewGradient(slot) in extra)
         looks = {
-            slot: g
-            for slot, leaf in made.items()
-            for look in lineage.looks(leaf)
-            if (g := gradient_of(look)) is not None
+            s: g for s, leaf in made.items() for look in lineage.looks(leaf) if (g := gradient_of(look)) is not None
         }
         refuse_restrided_gradients(lineage, looks | {slot: extra[NewGradient(slot)] for slot in result_gradients}, made)
         extra |= {NewMemory(slot): new for slot, new in stores.items()}
@@ -472,7 +463,8 @@ class DryRun:
         given = any(True in calls for calls in switches.values()) or any(grad for _, _, grad in kinds)
         sources = self._grad and (given or any(c.requires_grad for c in captured))
         in_forward, wrote, failed, late = self._written(), None, None, list[Tensor]()
-        changes = dict(changes_of(lineage, named, self._mirrored, groups, in_forward, in_forward, self.trace.forgotten))
+        met = Met(self.trace, named, self._mirrored, groups)
+        changes = dict(changes_of(met, in_forward, in_forward))
         if self._splits and self._grad:
             self._read_in_forward = {id(c.tensor) for c in captured}
             known, wrote = len(self._reals), len(self._inputs_written(slot_of))
@@ -483,23 +475,24 @@ class DryRun:
             if len(self._reals) > known:  # the caller's Python in backward reads tensors forward did not
                 captured, named = self._named(root)
                 groups = overlaps(named, self._passes.freed, self.trace.around)
-            ever = changes_of(lineage, named, self._mirrored, groups, in_forward, self._written(), self.trace.forgotten)
+                met = evolve(met, named=named, groups=groups)
+            ever = changes_of(met, in_forward, self._written())
             changes = {slot: change for slot, change in ever if change.in_backward} | changes
         written = {slot for slot, change in changes.items() if change.data or change.in_backward}
         written |= {member for slot in written if isinstance(slot, Base) for member in slot.of}  # type: ignore[misc]
         histories = {slot: history(t) for slot, t in named if slot in written}
         read = [c.origin.slot for c in captured if isinstance(c.origin, GradientOf)]
-        follows = views_that_follow(named, self._mirrored, switches)
-        refuse_leaves(self.trace, gradients, switches, read, follows, named, self._mirrored, changes, stores, groups)
-        refuse(self.trace, named, self._mirrored, changes, histories, groups, self._written())
-        refuse_inner_tensors(lineage, named, self._mirrored, changes, leaves, outputs)
+        follows = views_that_follow(met, switches)
+        refuse_leaves(met, gradients, switches, [*read, *follows], changes, stores)
+        refuse(met, changes, histories, self._written())
+        refuse_inner_tensors(met, changes, leaves, outputs)
         tracked = any(o.requires_grad and not o.is_leaf for o in outputs) or bool(bases)
         tracked = tracked or any(c.data == "tracked" for c in changes.values())
         if wrote is not None and not sources:
             refuse_hidden_backward([slot_of[id(t)] for t in self._inputs_written(slot_of)[wrote:]], failed)
         lent = {s: o.view for s in stores for o in outputs if o.path == str(NewMemory(s)) and o.view is not None}
         is_tracked = sources and tracked
-        refuse_stores(stores, lineage, named, self._mirrored, changes, is_tracked, late, lent, self.trace.forgotten)
+        refuse_stores(met, stores, changes, is_tracked, late, lent)
         self.trace.forgotten.require_saved([*with_history, *map(lineage.current, made.values()), *leaves])
         self.trace.forgotten.require_apart()
         groups = tuple(group for group in groups if len(group.base.of) > 1 or group.base in changes)
