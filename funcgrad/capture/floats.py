@@ -236,9 +236,8 @@ def _comparison(sign: str, function: Callable[[Any, Any], bool]) -> Operation:
 _times = _arithmetic("*", operator.mul, may_raise=False)
 _ARITHMETIC: Mapping[str, Operation] = {
     "add": _arithmetic("+", operator.add, may_raise=False), "sub": _arithmetic("-", operator.sub, may_raise=False),
-    "mul": _product, "truediv": _arithmetic("/", operator.truediv),
-    "floordiv": _arithmetic("//", operator.floordiv), "mod": _arithmetic("%", operator.mod),
-    "pow": _arithmetic("**", operator.pow),
+    "mul": _product, "truediv": _arithmetic("/", operator.truediv), "floordiv": _arithmetic("//", operator.floordiv),
+    "mod": _arithmetic("%", operator.mod), "pow": _arithmetic("**", operator.pow),
 }  # fmt: skip
 _OF_BITS: Mapping[str, Operation] = {
     "and": _arithmetic("&", operator.and_, may_raise=False), "or": _arithmetic("|", operator.or_, may_raise=False),

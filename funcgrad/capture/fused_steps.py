@@ -32,9 +32,8 @@ def _falling(param: Tensor, grad: Tensor, weight_decay: float, maximize: bool) -
 def _adam(decoupled: bool) -> Callable[..., None]:
     def step(
         params: Tensors, grads: Tensors, averages: Tensors, squares: Tensors, most: Tensors, steps: Tensors, *, lr: Any,
-        beta1: float,
-        beta2: float, weight_decay: float, eps: float, amsgrad: bool, maximize: bool, grad_scale: Any = None,
-        found_inf: Any = None,
+        beta1: float, beta2: float, weight_decay: float, eps: float, amsgrad: bool, maximize: bool,
+        grad_scale: Any = None, found_inf: Any = None,
     ) -> None:  # fmt: skip
         _require_unscaled(grad_scale, found_inf)
         for i, (param, average, square) in enumerate(zip(params, averages, squares, strict=True)):
@@ -68,8 +67,7 @@ def _sgd(
 
 def _adagrad(
     params: Tensors, grads: Tensors, sums: Tensors, steps: Tensors, *, lr: Any, lr_decay: float, weight_decay: float,
-    eps: float,
-    maximize: bool, grad_scale: Any = None, found_inf: Any = None,
+    eps: float, maximize: bool, grad_scale: Any = None, found_inf: Any = None,
 ) -> None:  # fmt: skip
     _require_unscaled(grad_scale, found_inf)
     for param, given, total, count in zip(params, grads, sums, steps, strict=True):

@@ -18,9 +18,8 @@ from .floats import Float, Int, fixed
 
 _ARITHMETIC = (
     "add sub subtract rsub mul multiply div divide true_divide floor_divide truediv floordiv remainder mod fmod pow "
-    "float_power "
-    "eq ne lt le gt ge not_equal less less_equal greater greater_equal clamp clamp_min clamp_max clip lerp addcmul "
-    "addcdiv"
+    "float_power eq ne lt le gt ge not_equal less less_equal greater greater_equal clamp clamp_min clamp_max clip lerp "
+    "addcmul addcdiv"
 )
 _CHOICES = "where masked_fill"
 

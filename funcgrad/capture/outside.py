@@ -60,8 +60,7 @@ While one runs under the trace, each value it reads is taken to be false, and ch
 
 _PHASE = (
     "svd_backward: The singular vectors in the complex case are specified up to multiplication by e^{i phi}. The "
-    "specified loss function "
-    "depends on this phase term, making it ill-defined."
+    "specified loss function depends on this phase term, making it ill-defined."
 )
 BACKWARD_CHECKS: dict[str | None, str] = {"LinalgSvdBackward0": _PHASE}
 """Nodes of autograd that ask whether values are close, only to raise a RuntimeError where they are not, with its

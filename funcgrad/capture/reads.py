@@ -54,8 +54,7 @@ _SPLITS: set[Any] = {torch.tensor_split, Tensor.tensor_split}
 _INDEXES: set[Any] = {Tensor.__getitem__, Tensor.__setitem__}
 _COUNTED: set[Any] = {
     torch.arange, torch.zeros, torch.ones, torch.empty, torch.full, torch.rand, torch.randn, Tensor.new_zeros,
-    Tensor.new_ones,
-    Tensor.new_empty, Tensor.new_full,
+    Tensor.new_ones, Tensor.new_empty, Tensor.new_full,
 }  # fmt: skip
 """Functions that make a tensor, and take tensors for numbers where they ask how large."""
 TAKES_DATA: set[Any] = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor, *_SPLITS, *_INDEXES, *_COUNTED}
@@ -68,8 +67,7 @@ BY_MASK = {
 """Operators whose second operand is a mask, or a list of indices that may be masks."""
 _COUNTS = {
     aten.nonzero.default, aten.argwhere.default, aten._unique.default, aten._unique2.default,
-    aten.unique_consecutive.default,
-    aten.bincount.default, aten.repeat_interleave.Tensor,
+    aten.unique_consecutive.default, aten.bincount.default, aten.repeat_interleave.Tensor,
 }  # fmt: skip
 """Operators that make as many elements, or rows, as they find."""
 _SMALL = 1 << 16
@@ -439,8 +437,7 @@ class Reads:
                 else:
                     raise IndexError(
                         f"The shape of the mask {list(at.shape)} at index {i} does not match the shape of the indexed "
-                        "tensor "
-                        f"{list(x.shape)} at index {d}"
+                        f"tensor {list(x.shape)} at index {d}"
                     )
             return op(x, found, *rest)
 

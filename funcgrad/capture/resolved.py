@@ -52,8 +52,7 @@ def resolve(
         if isinstance(origin, Unresolved) and id(item.real) not in saved:
             warnings.warn(
                 f"the function uses a tensor {type_text(item.real)} ({item.where}) that could not be traced back to a "
-                "variable or "
-                "attribute: updates in place are seen, a rebinding is not. Pass it as an argument.",
+                "variable or attribute: updates in place are seen, a rebinding is not. Pass it as an argument.",
                 UnresolvedCaptureWarning,
                 stacklevel=2,
             )

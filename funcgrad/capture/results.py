@@ -31,8 +31,7 @@ from ..trees import Container, Leaf, Tree, flatten, names_of
 
 _IMMUTABLE = (
     bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented), range, slice, type,
-    types.ModuleType, enum.Enum,
-    torch.dtype, torch.device, torch.layout, torch.memory_format, types.CodeType,
+    types.ModuleType, enum.Enum, torch.dtype, torch.device, torch.layout, torch.memory_format, types.CodeType,
 )  # fmt: skip
 """Values nobody can tell from equal ones but by ``is``."""
 

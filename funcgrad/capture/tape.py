@@ -38,10 +38,8 @@ _NUMBERS: tuple[tuple[type, Callable[[Any], Any]], ...] = (
 )
 _BY_LOOKS = {
     aten.ones_like.default, aten.zeros_like.default, aten.full_like.default, aten.empty_like.default,
-    aten.new_ones.default,
-    aten.new_zeros.default, aten.new_full.default, aten.new_empty.default, aten.new_empty_strided.default,
-    aten.zero.default,
-    aten.fill.Scalar, aten.fill.Tensor, aten.copy.default,
+    aten.new_ones.default, aten.new_zeros.default, aten.new_full.default, aten.new_empty.default,
+    aten.new_empty_strided.default, aten.zero.default, aten.fill.Scalar, aten.fill.Tensor, aten.copy.default,
 }  # fmt: skip
 """Operators to whose result the first operand gives no values: only sizes, strides, dtype and device."""
 

@@ -19,10 +19,8 @@ from .floats import Float, Int, fixed, own
 from .source_location import asked_by_library
 
 _ARITHMETIC = (
-    "add radd sub rsub mul rmul rfloordiv truediv rtruediv mod rmod pow rpow neg pos abs and rand or ror xor "
-    "rxor "
-    "lshift rlshift rshift rrshift "
-    "eq ne lt le gt ge"
+    "add radd sub rsub mul rmul rfloordiv truediv rtruediv mod rmod pow rpow neg pos abs and rand or ror xor rxor "
+    "lshift rlshift rshift rrshift eq ne lt le gt ge"
 )
 
 

@@ -29,10 +29,9 @@ _FILLS = _GIVEN | dict.fromkeys((*_ONES_OR_ZEROS, aten.expand.default), 2)
 size."""
 _KEEP = {
     aten.all.default, aten.all.dim, aten.all.dims, aten.any.default, aten.any.dim, aten.any.dims,
-    aten._is_all_true.default, aten._is_any_true.default, aten.amax.default, aten.amin.default,
-    aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.transpose.int,
-    aten.permute.default, aten.t.default, aten.clone.default, aten.alias.default, aten.detach.default,
-    aten._to_copy.default,
+    aten._is_all_true.default, aten._is_any_true.default, aten.amax.default, aten.amin.default, aten.unsqueeze.default,
+    aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.transpose.int, aten.permute.default, aten.t.default,
+    aten.clone.default, aten.alias.default, aten.detach.default, aten._to_copy.default,
 }  # fmt: skip
 """Operators that make uniform values of uniform ones, besides those that go element by element."""
 _BATCHED = {aten.view.default, aten._unsafe_view.default, aten.linalg_cholesky_ex.default}

@@ -238,8 +238,7 @@ def refuse_overlap(what: Any, target: Tensor, others: Sequence[Any]) -> None:
         if name not in _UNCHECKED and (_partly_overlap(target, other) or (is_same and name in _ELSEWHERE)):
             raise RuntimeError(
                 "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
-                "memory location. "
-                "Please clone() the tensor before performing the operation."
+                "memory location. Please clone() the tensor before performing the operation."
             )
         if (not is_same or name in _UNCHECKED) and share_elements(other, target):
             raise refusals.WRITES_WHAT_IT_READS(target_text(what), where=user_line())
@@ -257,8 +256,7 @@ _FILLING = {"fill", "masked_fill", "index_fill"}
 
 _ELSEWHERE = {
     "index_put", "index_copy", "index_add", "index_reduce", "scatter", "scatter_add", "scatter_reduce", "put", "gather",
-    "index_select",
-    "take", "cat", "stack",
+    "index_select", "take", "cat", "stack",
 }  # fmt: skip
 """What eager PyTorch does not let read any of what it writes to, the same element of it neither."""
 
