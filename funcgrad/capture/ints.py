@@ -8,12 +8,13 @@ its value is a guard.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..trees import flatten
 from .floats import Float, Int, fixed
 
 _ARITHMETIC = (
@@ -41,19 +42,11 @@ def without_ints(
 ) -> tuple[list[Any], dict[str, Any]]:
     """The arguments of a function of torch's, with floats, sizes or values in the place of symbolic ints.
     ``as_size``: what PyTorch is given where no float means the same."""
-    tensors = list(_tensors((*args, *kwargs.values())))
+    tensors = [v for v in flatten((args, kwargs))[0] if isinstance(v, Tensor)]
     beside = [t for t in tensors if not (function in _CHOOSES and t.dtype == torch.bool)]
     computes = function in _COMPUTES and bool(beside) and all(t.dtype.is_floating_point for t in beside)
     settled = functools.partial(_settled, as_size=as_size)
     return [settled(v, computes) for v in args], {name: settled(v, computes) for name, v in kwargs.items()}
-
-
-def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
 
 
 def _settled(value: Any, computes: bool, as_size: Callable[[Int], Any]) -> Any:
@@ -65,11 +58,7 @@ def _settled(value: Any, computes: bool, as_size: Callable[[Int], Any]) -> Any:
         node = value.node.as_float()
         return fixed(value) if node is None else Float(node)
     if type(value) is slice:
-        return slice(
-            _settled(value.start, False, as_size),
-            _settled(value.stop, False, as_size),
-            _settled(value.step, False, as_size),
-        )
+        return slice(*(_settled(v, False, as_size) for v in (value.start, value.stop, value.step)))
     if isinstance(value, (list, tuple)) and any(_holds(v) for v in value):
         items = [_settled(v, False, as_size) for v in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)

@@ -25,7 +25,7 @@ from ..torch_private.functional import FunctionalTensor, view_kind
 from ..torch_private.levels import is_dead, unwrap_dead
 from ..torch_private.modes import without_function_modes
 from ..torch_private.tensors import is_transform_wrapper, is_wrapper_subclass
-from ..trees import flatten
+from ..trees import flatten, tree_map
 from .trace import Trace
 
 
@@ -40,8 +40,7 @@ def run_pullback(trace: Trace, outputs: Any, inputs: Any, *rest: Any, **options:
     pullback = "of a level" if any(is_transform_wrapper(_below(v)) for v in given) else "of no level"
     with having(trace, pullback=pullback):
         return torch.autograd.grad(
-            _as_recorded(trace, outputs),
-            _as_recorded(trace, inputs),
+            *tree_map(lambda v: v if is_recorded(v) else trace.operand(v), (outputs, inputs)),
             *map(trace.operand, rest),
             **{name: trace.operand(value) for name, value in options.items()},
         )
@@ -56,12 +55,6 @@ def _below(value: Tensor) -> Tensor:
     while is_dead(value):
         value = unwrap_dead(value)
     return value
-
-
-def _as_recorded(trace: Trace, value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [_as_recorded(trace, v) for v in value]
-    return value if is_recorded(value) else trace.operand(value)
 
 
 def with_saved(trace: Trace, op: Any, args: Sequence[Any]) -> Sequence[Any]:

@@ -238,13 +238,8 @@ def _require_accepted(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> N
     if op in (aten.randperm.default, aten.randperm.generator) or any(isinstance(a, torch.SymFloat) for a in args):
         return
     with without_modes(), without_function_modes():
-        op(
-            *(
-                torch.empty(0, dtype=a.dtype) if isinstance(a, Tensor) else [0] if isinstance(a, list) else a
-                for a in args
-            ),
-            **kwargs,
-        )
+        empty = (torch.empty(0, dtype=a.dtype) if isinstance(a, Tensor) else a for a in args)
+        op(*([0] if isinstance(a, list) else a for a in empty), **kwargs)
 
 
 @frozen(eq=False)

@@ -68,33 +68,25 @@ def _is_counted(steps: Any, out: Any, *ends: Any) -> bool:
 
 def _linspace(start: Any, end: Any, steps: Any, *, dtype: Any = None, out: Any = None, **like: Any) -> Tensor:
     """As PyTorch computes it: from both ends to the middle."""
-    if not _is_counted(steps, out, start, end):
-        return (
-            torch.linspace(start, end, steps, dtype=dtype, **like)
-            if out is None
-            else torch.linspace(start, end, steps, out=out)
-        )
-    dtype = dtype or torch.get_default_dtype()
-    if not dtype.is_floating_point:
-        return torch.linspace(start, end, steps, dtype=dtype, **like)
+    kind = dtype or torch.get_default_dtype()
+    if not _is_counted(steps, out, start, end) or not kind.is_floating_point:
+        return torch.linspace(start, end, steps, **({"dtype": dtype, **like} if out is None else {"out": out}))
     at = torch.arange(
         steps,
-        dtype=torch.promote_types(dtype, torch.float32),
+        dtype=torch.promote_types(kind, torch.float32),
         **{k: v for k, v in like.items() if k != "requires_grad"},
     )
     step = (end - start) / (steps - 1)
-    found = torch.where(at < steps // 2, start + step * at, end - step * (steps - 1 - at)).to(dtype)
+    found = torch.where(at < steps // 2, start + step * at, end - step * (steps - 1 - at)).to(kind)
     return found.requires_grad_() if like.get("requires_grad") else found
 
 
 def _logspace(
     start: Any, end: Any, steps: Any, base: float = 10.0, *, dtype: Any = None, out: Any = None, **like: Any
 ) -> Tensor:
-    if not _is_counted(steps, out, start, end, base):
+    if not _is_counted(steps, out, start, end, base) or (dtype is not None and not dtype.is_floating_point):
         given = {"out": out} if out is not None else {"dtype": dtype, **like}
         return torch.logspace(start, end, steps, base, **given)
-    if dtype is not None and not dtype.is_floating_point:
-        return torch.logspace(start, end, steps, base, dtype=dtype, **like)
     return torch.pow(base, _linspace(start, end, steps, dtype=dtype, **like))
 
 

@@ -27,7 +27,7 @@ from ..torch_private.functional import FunctionalTensor, from_functional
 from ..torch_private.modes import TorchDispatchMode, without_function_modes
 from ..torch_private.operators import without_overload
 from ..torch_private.tensors import is_wrapper_subclass
-from ..trees import flatten
+from ..trees import flatten, tree_map
 from .around import with_memory_of
 from .scattered import geometry, root_of
 from .torch_patches import set_
@@ -101,16 +101,9 @@ def _set(trace: Trace, original: Any, tensor: Tensor, source: Any = None, *more:
             give_data(trace, original, tensor, source, "set_")
         return original
     own = original if is_traced(original) else trace.lift(original)
-    of_input = (
-        tensor._is_view()
-        and id(own) not in trace.inputs
-        and trace.lineage.path(tensor, lambda t: id(t) in trace.inputs)[0]
-    )
-    if (
-        trace.enables_grad_itself
-        or trace.lineage.given(own) is not None
-        or (isinstance(of_input, Tensor) and id(of_input) in trace.inputs)
-    ):
+    of_input = tensor._is_view() and id(own) not in trace.inputs
+    of_input = of_input and id(trace.lineage.path(tensor, lambda t: id(t) in trace.inputs)[0]) in trace.inputs
+    if trace.enables_grad_itself or trace.lineage.given(own) is not None or of_input:
         raise refusals.HISTORY_GIVEN(where=user_line())
     if trace.graph is None:
         _ = source.grad_fn  # raises where autograd forbids to use it
@@ -306,7 +299,8 @@ def call_with_out(trace: Trace, func: Any, original: Any, args: Sequence[Any], k
     func = without_overload(func)
     if func in _DRAWS or not all(isinstance(out, FunctionalTensor) for out in outs):
         return func(*args, **kwargs)
-    plain, plain_rest = _plain(args), _plain(rest)  # here: what functionalisation has put off is recorded
+    # here: what functionalisation has put off is recorded
+    plain, plain_rest = tree_map(lambda v: from_functional(v) if isinstance(v, FunctionalTensor) else v, (args, rest))
     with without_modes(), without_function_modes(), trace.fakes, torch.no_grad():
         likes = func(*plain, **plain_rest)
     likes = [likes] if isinstance(likes, Tensor) else likes
@@ -354,15 +348,6 @@ def _refuse_dtypes(func: Any, args: Any, rest: Mapping[str, Any], likes: Sequenc
         except Exception:  # a size or an index that one element has not
             return
         ask([t.dtype for t in out] if is_tuple else [out.dtype])
-
-
-def _plain(value: Any) -> Any:
-    """The fake tensors in some arguments."""
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    return from_functional(value) if isinstance(value, FunctionalTensor) else value
 
 
 def _fit(trace: Trace, original: Any, out: Tensor, like: Tensor) -> Tensor:
