@@ -19,11 +19,10 @@ from ..graphs import type_text
 from ..state.lines import user_line
 from ..torch_private.autograd import autograd_heard
 from ..torch_private.fakes import without_modes
-from ..torch_private.functional import FunctionalTensor, from_functional
 from .applied import apply
 from .derived import Gradients, is_differentiable, or_zeros, spread
 from .trace import Trace, active_trace
-from .traced_bodies import functional
+from .traced_bodies import fake_of, functional
 
 Sizes = Sequence[tuple[int, ...]]
 Run = Callable[[Sequence[Any], Sizes], list[Tensor]]
@@ -79,7 +78,7 @@ class Callback:
 
     def _recorded(self, trace: Trace, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The same, as a call of the graph."""
-        fakes = [_fake(trace, t) for t in tensors]
+        fakes = [fake_of(trace, t, _no_subclass) for t in tensors]
         with without_modes(), trace.fakes:
             like = [torch.empty(look.shape, dtype=look.dtype, device=look.device) for look in self.looks]
             values = [*like, *(fakes[i].clone() for i in self.writes)]
@@ -224,11 +223,8 @@ def _vmapped(rule: Rule) -> Rule:
     return batched
 
 
-def _fake(trace: Trace, tensor: Tensor) -> Tensor:
-    own = trace.stand_in(tensor)
-    if not isinstance(own, FunctionalTensor):
-        raise refusals.OPAQUE_OF_SUBCLASS(type_text(own), where=user_line())
-    return from_functional(own)
+def _no_subclass(tensor: Tensor) -> Exception:
+    return refusals.OPAQUE_OF_SUBCLASS(type_text(tensor), where=user_line())
 
 
 def hook_called(hook: Callable[[Tensor | None], Any], where: str | None) -> Callable[[Tensor | None], Tensor | None]:

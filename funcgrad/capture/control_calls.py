@@ -45,7 +45,7 @@ def cond(trace: Trace, pred: Any, true_fn: Callable[..., Any], false_fn: Callabl
         if isinstance(value, Tensor) != isinstance(other, Tensor) or not (isinstance(value, Tensor) or value == other):
             raise refusals.BRANCHES_DISAGREE(_shown(value), _shown(other), where=user_line())
     flow = Choice(trace, Body(trace, first, more), Body(trace, second, more))
-    outs = apply(flow, [trace.operand(pred).reshape(()), *tensors, *more.tensors])
+    outs = apply(flow, [trace.operand(pred).reshape(()), *tensors, *(t for _, t in more.values())])
     return first.result(outs)
 
 
@@ -95,7 +95,7 @@ def _scanned(
     ]
     if odd:
         raise refusals.BODY_RETURNS_NO_TENSOR(what, odd[0], where=user_line())
-    return body.result(Scan.run(trace, Body(trace, body, more), init, xs, [*given, *more.tensors]))
+    return body.result(Scan.run(trace, Body(trace, body, more), init, xs, [*given, *(t for _, t in more.values())]))
 
 
 def while_loop(
@@ -117,7 +117,7 @@ def while_loop(
     if not all(isinstance(leaf, Tensor) for leaf in body.template):
         raise refusals.LOOP_RETURNS_NO_TENSOR(where=user_line())
     flow = While(trace, Body(trace, condition, more), Body(trace, body, more), len(carry))
-    return body.result(apply(flow, [*(t.contiguous() for t in carry), *given, *more.tensors]))
+    return body.result(apply(flow, [*(t.contiguous() for t in carry), *given, *(t for _, t in more.values())]))
 
 
 def associative_scan(

@@ -23,12 +23,11 @@ from ..graph_primitives import Opaque
 from ..graphs import Graph, has_effect, is_random, type_text
 from ..state.lines import user_line
 from ..torch_private.fakes import without_modes
-from ..torch_private.functional import FunctionalTensor, from_functional
 from .applied import apply
 from .bodies import no_subclass
 from .derived import Function, Gradients, beside, in_batch, is_differentiable, or_zeros, pull, push, spread, vmapped
 from .trace import Trace
-from .traced_bodies import draws, functional, graph_of
+from .traced_bodies import draws, fake_of, functional, graph_of
 
 # ── choice ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -322,13 +321,7 @@ class While:
 
 
 def _fakes(trace: Trace, tensors: Sequence[Tensor]) -> list[Tensor]:
-    found = []
-    for tensor in tensors:
-        own = trace.stand_in(tensor)
-        if not isinstance(own, FunctionalTensor):
-            raise no_subclass(own)
-        found.append(from_functional(own))
-    return found
+    return [fake_of(trace, tensor, no_subclass) for tensor in tensors]
 
 
 def _like(trace: Trace, tensor: Tensor, steps: int | None = None) -> Tensor:

@@ -54,13 +54,11 @@ class Passages:
     @contextlib.contextmanager
     def noting_arrivals(self, targets: Sequence[tuple[Slot, Tensor]]) -> Iterator[None]:
         """Inside, a pass goes on to inputs."""
-        with without_function_modes():
-            handles = [x.register_hook(functools.partial(self._arrives, slot)) for slot, x in targets]  # type: ignore[no-untyped-call]
-        try:
+        with contextlib.ExitStack() as stack:
+            with without_function_modes():
+                for slot, x in targets:
+                    stack.enter_context(x.register_hook(functools.partial(self._arrives, slot)))  # type: ignore[no-untyped-call]
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def _arrives(self, slot: Slot, _: Any) -> None:
         self.arrivals.setdefault(slot)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from attrs import frozen
 from torch import Tensor, fx
 
 from .. import refusals
@@ -22,22 +21,13 @@ from ..inside import having
 from ..philox import philox
 from ..state.lines import user_line
 from ..torch_private.fakes import without_modes
-from ..torch_private.functional import from_functional, mutation_count, to_functional
+from ..torch_private.functional import FunctionalTensor, from_functional, mutation_count, to_functional
 from ..torch_private.modes import function_modes
 from ..torch_private.tensors import storage_id, unwrap_transform
 from .trace import Trace
 
-
-@frozen(eq=False)
-class Closed:
-    """The tensors that bodies close over, as these know them, and as they are given to them."""
-
-    known: tuple[Tensor, ...]
-    tensors: tuple[Tensor, ...]
-
-    def __or__(self, other: Closed) -> Closed:
-        pairs = {id(k): (k, t) for one in (self, other) for k, t in zip(one.known, one.tensors, strict=True)}
-        return Closed(tuple(k for k, _ in pairs.values()), tuple(t for _, t in pairs.values()))
+Closed = dict[int, tuple[Tensor, Tensor]]
+"""The tensors that bodies close over, by identity: as these know them, and as they are given to them."""
 
 
 class Body:
@@ -45,12 +35,12 @@ class Body:
     derivative, when the body it stands in has returned: it knows what that was given."""
 
     def __init__(self, trace: Trace, function: Callable[..., Any], closed: Closed) -> None:
-        self._trace, self._function, self._closed = trace, function, closed.known
+        self._trace, self._function, self._closed = trace, function, closed
         self._around = trace.bodies.given
 
     def __call__(self, *operands: Tensor) -> tuple[Tensor, ...]:
         own = operands[: len(operands) - len(self._closed)]
-        given = dict(zip(map(id, self._closed), operands[len(own) :], strict=True))
+        given = dict(zip(self._closed, operands[len(own) :], strict=True))
         with having(self._trace.bodies, given=(*self._around, given)):
             with _lifting(self._trace):
                 outs = self._function(*own)
@@ -66,10 +56,9 @@ def closed_over(trace: Trace, what: str, function: Callable[..., Any], like: Seq
             outs = function(*operands)
         for out in outs:
             trace.operand(out)
-        _require_unwritten(what, [(t, n) for t, n in zip(operands, before, strict=True)])
-    found = list(search.found.values())
-    _require_unwritten(what, [(tensor, before) for _, tensor, before in found])
-    return Closed(tuple(known for known, _, _ in found), tuple(tensor for _, tensor, _ in found))
+        _require_unwritten(what, zip(operands, before, strict=True))
+    _require_unwritten(what, [(tensor, before) for _, tensor, before in search.found.values()])
+    return {key: (known, tensor) for key, (known, tensor, _) in search.found.items()}
 
 
 def graph_of(
@@ -94,8 +83,15 @@ def graph_of(
             found.append(fake)
         return found
 
-    graph, found = trace.inner_graph(name, [*fakes, *trace.draws.operands], run)
-    return graph, found
+    return trace.inner_graph(name, [*fakes, *trace.draws.operands], run)
+
+
+def fake_of(trace: Trace, tensor: Tensor, refusal: Callable[[Tensor], Exception]) -> Tensor:
+    """The fake of a plain tensor of the trace; a wrapper subclass is refused."""
+    own = trace.stand_in(tensor)
+    if not isinstance(own, FunctionalTensor):
+        raise refusal(own)
+    return from_functional(own)
 
 
 def functional(trace: Trace, fakes: Sequence[Tensor]) -> tuple[Tensor, ...]:
