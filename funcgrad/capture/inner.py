@@ -73,7 +73,6 @@ class Inner:
     inverse: Inverse
     out_slot: Callable[[str], Slot]
     splits: bool
-    root: Callable[..., Any]
     backward_autocast: BackwardAutocast
     policy: Policy | None
     rng: Randomness

@@ -95,8 +95,7 @@ def _captured(
         statements = statements_of(layers, outer)
         inner = Inner(
             definition, inputs.released(), facts.released(), inner_signature(outer, layers), inverse_of(statements),
-            definition.out_slot,
-            definition.splits, definition.root, options.backward_autocast, policy_of(options.policy), options.rng,
+            definition.out_slot, definition.splits, options.backward_autocast, policy_of(options.policy), options.rng,
         )  # fmt: skip
     with stages("capture"):
         joint, refused = _traced(inner, inner_values(statements, inputs, facts), grad, watch, at_level)
