@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attrs import define, field
@@ -12,7 +11,6 @@ from torch import Tensor
 from .. import refusals
 from ..errors import UnsupportedTensorError
 from ..graphs import tensors_in, type_text
-from ..inside import having
 from ..state.lines import user_line
 from ..subclasses import inner_tensors, is_traced
 from ..torch_private.fakes import fake_below
@@ -21,7 +19,7 @@ from ..torch_private.tensors import storage_id, unwrap_transform
 
 
 @define(eq=False)
-class _Search:
+class Search:
     """A body runs to see which tensors it uses that are neither its operands nor made in it. What is ``made`` in it
     are fakes by identity, and memory: a view of that may be taken anew as one asks."""
 
@@ -54,7 +52,7 @@ class Bodies:
         self.given: tuple[Given, ...] = ()
         """By the bodies around the one that runs as well, the outermost first: what one is given the next may close
         over."""
-        self.searches: list[_Search] = []
+        self.searches: list[Search] = []
 
     def met(self, known: Tensor, tensor: Tensor) -> Tensor:
         """What a call is made with for an argument that the function knows, and that is this tensor where no body is
@@ -82,11 +80,6 @@ class Bodies:
             for fake in map(from_functional, inner_tensors(tensor)):
                 search.made.pop(id(fake), None)
                 search.memory.discard(storage_id(fake))
-
-    @contextlib.contextmanager
-    def searching(self) -> Iterator[_Search]:
-        with having(self, searches=[*self.searches, _Search()]):
-            yield self.searches[-1]
 
 
 def no_subclass(tensor: Tensor) -> UnsupportedTensorError:

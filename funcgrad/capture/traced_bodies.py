@@ -24,6 +24,7 @@ from ..torch_private.fakes import without_modes
 from ..torch_private.functional import FunctionalTensor, from_functional, mutation_count, to_functional
 from ..torch_private.modes import function_modes
 from ..torch_private.tensors import storage_id, unwrap_transform
+from .bodies import Search
 from .trace import Trace
 
 Closed = dict[int, tuple[Tensor, Tensor]]
@@ -49,7 +50,8 @@ class Body:
 
 def closed_over(trace: Trace, what: str, function: Callable[..., Any], like: Sequence[Callable[[], Tensor]]) -> Closed:
     """The tensors a function uses, or returns, besides its operands, each of which ``like`` makes one for."""
-    with _without_effect(trace), trace.bodies.searching() as search:
+    search = Search()
+    with _without_effect(trace), having(trace.bodies, searches=[*trace.bodies.searches, search]):
         operands = [make() for make in like]
         before = [mutation_count(unwrap_transform(t)) for t in operands]
         with _lifting(trace):
