@@ -9,7 +9,6 @@ with masks what they do in eager PyTorch; without masks the results are the same
 from __future__ import annotations
 
 import sys
-import types
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -28,19 +27,11 @@ FORWARDS = {nn.TransformerEncoder: "encoder"}
 """Modules whose ``forward`` is another in a trace, and the names of what replaces it."""
 
 
-def fast_path_replacements() -> dict[str, Callable[..., Any]]:
-    """What replaces ``torch.overrides.has_torch_function`` and the ``FORWARDS`` in one trace: modules with masks
-    take the path they take in eager PyTorch."""
-
-    def overridden(original: Callable[[Any], bool], args: Any) -> bool:
-        return not _has_masks(sys._getframe(2)) and original(args)
-
-    return {"overridden": overridden, "encoder": _encode}
-
-
-def _has_masks(frame: types.FrameType) -> bool:
-    """Whether it is a module with masks that asks."""
-    return any(frame.f_locals[name] is not None for name in _MASKS.get(frame.f_code, ()))
+def _overridden(original: Callable[[Any], bool], args: Any) -> bool:
+    """``torch.overrides.has_torch_function``: no, where it is a module with masks that asks."""
+    frame = sys._getframe(2)
+    has_masks = any(frame.f_locals[name] is not None for name in _MASKS.get(frame.f_code, ()))
+    return not has_masks and original(args)
 
 
 def _encode(
@@ -83,3 +74,8 @@ def _goes_nested(encoder: Any, src: Tensor, mask: Tensor | None) -> bool:
     read = [src, first.self_attn.in_proj_weight, first.self_attn.in_proj_bias, *first.self_attn.out_proj.parameters()]
     read += [p for part in (first.norm1, first.norm2, first.linear1, first.linear2) for p in part.parameters()]
     return not (torch.is_grad_enabled() and any(t.requires_grad for t in read))
+
+
+FAST_PATHS: dict[str, Callable[..., Any]] = {"overridden": _overridden, "encoder": _encode}
+"""What replaces ``torch.overrides.has_torch_function`` and the ``FORWARDS``: modules with masks take the path they take
+in eager PyTorch."""

@@ -65,17 +65,15 @@ def whole(policy: Policy) -> Region:
     return Region(next(_numbers), policy, "the compiled function")
 
 
-def checkpointed(enter: Callable[[Region], contextlib.AbstractContextManager[None]]) -> Callable[..., Iterator[None]]:
+def checkpointed(
+    enter: Callable[[Region], contextlib.AbstractContextManager[None]], _: Any, /, *args: Any, **kwargs: Any
+) -> Iterator[None]:
     """What stands for torch's own generator in ``checkpoint(f, use_reentrant=False)`` while a trace runs: it is
     entered before ``f`` is called and left afterwards."""
-
-    def region(*args: Any, **kwargs: Any) -> Iterator[None]:
-        where = user_line()
-        name = f"checkpoint at {where}" if where else "checkpoint"
-        with enter(Region(next(_numbers), _policy(checkpoint_contexts(args, kwargs)), name)):
-            yield
-
-    return region
+    where = user_line()
+    name = f"checkpoint at {where}" if where else "checkpoint"
+    with enter(Region(next(_numbers), _policy(checkpoint_contexts(args, kwargs)), name)):
+        yield
 
 
 def _policy(context_fn: Callable[[], tuple[Any, Any]]) -> Policy | None:

@@ -19,7 +19,7 @@ from ..torch_private.fakes import FAKES
 from ..torch_private.patches import is_folded
 from .captures import GradientsMatter, LeavesInferenceMode, RestartTrace
 from .control_calls import cond
-from .fast_paths import fast_path_replacements
+from .fast_paths import FAST_PATHS
 from .gradients import require_not_of_leaf, takes_gradient
 from .math_functions import of_math
 from .optimiser_steps import steps_of_optimisers
@@ -58,7 +58,6 @@ def replacements_of(trace: Trace) -> dict[str, Replacement]:
     """What functions of torch are in a trace; an operand of a custom ``autograd.Function`` is ``operand(argument)``
     there."""
     draws = trace.draws
-    checkpoint = checkpointed(lambda region: having(trace, regions=(*trace.regions, region)))
 
     def attribute(original: Callable[..., Any], tensor: torch.Tensor, name: str) -> Any:
         value = trace.questions.attribute(tensor, name)
@@ -113,7 +112,7 @@ def replacements_of(trace: Trace) -> dict[str, Replacement]:
         "saved hooks": trace.listeners.set_saved_hooks,
         "removed hook": remove_hook,
         # torch's own would run the function again in backward
-        "checkpoint": lambda _, *args, **kwargs: checkpoint(*args, **kwargs),
+        "checkpoint": functools.partial(checkpointed, lambda region: having(trace, regions=(*trace.regions, region))),
         "engine": run_engine,
         # torch's own reads the values of the mask
         "causal mask": lambda _, mask, is_causal=None, size=None: is_causal is True,
@@ -128,7 +127,7 @@ def replacements_of(trace: Trace) -> dict[str, Replacement]:
         "own text": lambda _, tensor, **how: trace.text_of(tensor),
         "seed": draws.seed,
         "attribute": attribute,
-        **fast_path_replacements(),
+        **FAST_PATHS,
         **steps_of_optimisers(lambda count: trace.reads.real(count) is not None),
         "generator seed": draws.seed_one,
         "generator set": draws.seed,
