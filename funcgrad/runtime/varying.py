@@ -103,10 +103,10 @@ def with_symbols(inputs: Inputs, programs: Iterable[Program], sizes: bool, given
         if found is not None:
             varying |= found.given
             dims |= {path: dims.get(path, frozenset()) | own for path, own in found.dims.items() if own}
-            places |= {place.identity: place for place in found.places}
+            places |= {place.location: place for place in found.places}  # one that is reached twice is one number
             others.update(place.identity for place in found.int_places)
             others.update(found.given_ints)
-            places |= {place.identity: place for place in found.int_places if others[place.identity] >= _OTHER_INTS}
+            places |= {place.location: place for place in found.int_places if others[place.identity] >= _OTHER_INTS}
             varying |= {path for path in found.given_ints if given_ints or others[path] >= _OTHER_INTS}
     varying.difference_update(inputs.static)
     leaves = [Symbolic(v) if s.path in varying else v for s, v in zip(inputs.slots, inputs.leaves, strict=True)]

@@ -115,9 +115,9 @@ class Assumed(Mentioned):
                 self._guard(Guard.contents(held.container, held.before, held.name))
         self._guard_unchanged(said)
         for key, places in self._places.items():
-            if key in self.written and key in self.met:  # what is written to must be the very container
+            if (key in self.written and key in self.met) or key in self.moved:  # it must be the very container
                 for place in places:
-                    self._guards.setdefault(("is", place.identity), Guard(place, self.met[key].container, "is"))
+                    self._guards.setdefault(("is", place.identity), Guard(place, self._known[key], "is"))
 
     def _guard_libraries(self) -> None:
         """What own code may name in modules of libraries that it has as values, and by ``super()`` in their classes:

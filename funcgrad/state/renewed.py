@@ -57,7 +57,7 @@ def may_be_another(was: Any, now: Any) -> bool:
     kind = type(was)
     if was is now or kind is not type(now):
         return False
-    if kind in _CONTAINERS:
+    if kind in _CONTAINERS or issubclass(kind, tuple):
         return True
     if kind is types.FunctionType:  # a closure that is made anew
         return _made_of(was) == _made_of(now)

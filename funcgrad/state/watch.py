@@ -357,7 +357,7 @@ class Watch(Unwatched):
         for tensors in (self.tensors, self.assigned):
             for gone in [key for key, (place, tensor) in tensors.items() if place.read() is not tensor]:
                 del tensors[gone]
-        for sets in (self.written, self.replaced, self.stored):
+        for sets in (self.written, self.replaced, self.moved, self.stored):
             sets.clear()
         for met in (self.met, self._late):
             met.update({key: _renewed(own) for key, own in met.items()})

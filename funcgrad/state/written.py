@@ -374,6 +374,7 @@ class Written:
                 self.stores[slot] = leaf
                 found.append(slot)
             elif self._is_kept(leaf):
+                self._watch.moved.add(id(leaf))
                 self.plain[slot] = leaf
                 found.append(leaf)
             elif (made := self._object(leaf, path)) is not None:
