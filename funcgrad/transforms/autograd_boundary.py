@@ -335,7 +335,7 @@ def pure_of(found: CapturedCall, made: Executable) -> Pure:
         halves = graphs[0], _at_level(graphs[1])
     autocast = found.key.ambient.autocast
     return Pure(
-        found.root,
+        root=found.root,
         inner=inner,
         graph=whole,
         active=active,

@@ -52,8 +52,8 @@ class Compiled(Programs):
     is one step to the others, and to the thread that compiles.
     """
 
-    def __init__(self, definition: Definition, options: Options, at_level: bool = False) -> None:
-        super().__init__(definition, options, at_level)
+    def __init__(self, definition: Definition, options: Options) -> None:
+        super().__init__(definition, options)
         self._inferring: dict[bool, Compiled] = {}
         """By grad mode, what is called in place of this in inference mode, where the function leaves that."""
 
@@ -162,14 +162,14 @@ class Compiled(Programs):
     def _of_inference_mode(self) -> Compiled:
         """What makes the same calls outside of inference mode: it enters that itself."""
         grad_mode = torch.is_grad_enabled()
-        made = Compiled(Inferring(self._definition, grad_mode), self._options, self._at_level)
+        made = Compiled(Inferring(self._definition, grad_mode), self._options)
         return self._inferring.setdefault(grad_mode, made)
 
     def _kernel(self, found: CapturedCall, made: Executable) -> Runnable:
         """What the layers stand around: the one program; its halves, as autograd knows them; or a pure function at a
         level."""
         options = self._options.of_derived
-        if self._at_level:
+        if self._definition.at_level:
             return functools.partial(called_at_level, Compiled(pure_of(found, made), options))
         if not found.facts.differentiable:
             return made.runnables[0]

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ..errors import ArgumentError, OptionError
 from ..options import Options, make_options
-from ..slots import Out, Slot
 from ..torch_private.tensors import symbolic_zeros
 from ..trees import flatten, require_same, tree_map, unflatten
 from .chunks import Fitting, in_chunks
@@ -24,6 +23,7 @@ from .compiled import Compiled
 from .containers import as_given, carried, of_given, over_carried
 from .decorator import OMITTED, applied
 from .definition import (
+    Definition,
     Plain,
     argument_names,
     checked_argnums,
@@ -40,14 +40,12 @@ BatchedDraws = Literal["error", "same", "different"]
 
 
 @frozen(eq=False)
-class Transformed:
+class Transformed(Definition):
     """A transform of torch.func over the caller's function."""
 
     root: Fn
     transform: Callable[[Fn], Fn]
     names: tuple[str, ...] = ()
-    splits: bool = True
-    replays: bool = True
     none: bool = True
     """Whether None is a container of nothing; to vmap it is a leaf."""
 
@@ -57,9 +55,6 @@ class Transformed:
 
     def argument_names(self, n: int) -> list[str]:
         return list(self.names[:n]) or argument_names(self.root, n)
-
-    def out_slot(self, path: str) -> Slot:
-        return Out(path)
 
 
 def vmap_compiled(

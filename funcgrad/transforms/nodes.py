@@ -276,7 +276,7 @@ def _new_rule(compiled: Programs, tracked: tuple[int, ...], n: int, opaque: bool
     knows = isinstance(definition, Pure) and definition.tracks(tracked)
     forward, backward = compiled, None
     if knows and definition.halves is not None and opaque:
-        half = ForwardHalf(definition.root, of=definition)
+        half = ForwardHalf(of=definition)
         forward = compiled.derived("forward", lambda: half)
         n_saved = half.n_outs - definition.n_outs
         backward = compiled.derived(("backward", tracked), lambda: backward_half(definition, tracked, n, n_saved))
