@@ -25,14 +25,7 @@ class Run:
     packed: Sequence[Any]
 
     def read(self, ref: Ref) -> Any:
-        lists = {
-            "inputs": self.inputs,
-            "sizes": self.sizes,
-            "scalars": self.scalars,
-            "hooks": self.hooks,
-            "packed": self.packed,
-        }
-        return lists[str(ref.of)][ref.at]
+        return getattr(self, str(ref.of))[ref.at]
 
     def number(self, place: tuple[int, int]) -> float:
         """What the node of a region among the hooks has saved at a position."""

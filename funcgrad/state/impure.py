@@ -88,7 +88,7 @@ def put_back(
 ) -> list[Generator]:
     """The generators that have drawn, as they were before. Other threads draw from those of everybody, so these must
     be mentioned, too."""
-    drawn = [g for g in (*own, *(g for names, g in of_all if _mentions(names, g, said, functions))) if g.has_drawn()]
+    drawn = [g for g in (*own, *(g for names, g in of_all if _mentions(names, said, functions))) if g.has_drawn()]
     for generator in drawn:
         generator.put(generator.before)
     return drawn
@@ -98,9 +98,7 @@ def refuse_draw(generator: Generator) -> ImpureFunctionError:
     return refusals.DRAWS_ELSEWHERE(generator.name, where=generator.name)
 
 
-def _mentions(
-    names: frozenset[str], generator: Generator, said: Mentions, functions: Collection[types.FunctionType]
-) -> bool:
+def _mentions(names: frozenset[str], said: Mentions, functions: Collection[types.FunctionType]) -> bool:
     if names & (said.globals | said.attributes | said.modules):
         return True
     values = [function.__globals__.get(name) for function in functions for name in function.__code__.co_names]

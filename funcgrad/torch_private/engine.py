@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-# FakeTensorMode and friends: 2.11, 2.13, 2.15
-
 _hook: Any = torch._C._dynamo.compiled_autograd
 
 

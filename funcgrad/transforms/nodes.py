@@ -120,7 +120,7 @@ def pure_call(compiled: Programs, values: Sequence[Any], kind: str | None, level
         here.append(value)
     definition: Any = compiled.definition
     if not tracked or not definition.n_outs or not torch.is_grad_enabled():
-        _require_path(compiled, own, kind, level)
+        _require_path(compiled, own, kind)
         return _one_below(compiled, level, own)
     if definition.exact is not None and not opaque:
         exact, places = definition.exact
@@ -130,7 +130,7 @@ def pure_call(compiled: Programs, values: Sequence[Any], kind: str | None, level
         here = _with_copies(here, definition.written)
     rule = _rule(compiled, tuple(tracked), len(here), opaque)
     if rule.requires_path:
-        _require_path(compiled, own, kind, level)
+        _require_path(compiled, own, kind)
     elif opaque and not definition.written and not definition.draws:
         _print_peel(rule, values, own)
     return applied_at_level(_Node, rule, level, _ran(rule, level, own, here), *[here[i] for i in tracked])
@@ -307,7 +307,7 @@ def _ran(rule: ReverseRule, level: int, own: Sequence[Any], values: Sequence[Any
     needs, and, of what it drew from, the states before."""
     definition: Any = rule.compiled.definition
     states = {of: state_of(of) for of in definition.draws} if definition.draws else None
-    outs = _run_below(rule.forward, level, own)
+    outs = _run_below(rule.forward, own)
     kept = values if rule.places is None else [values[i] for i in rule.places]
     if rule.backward is not None:
         kept = [*kept, *outs[definition.n_outs :]]
@@ -394,7 +394,7 @@ def _called(compiled: Programs, values: Sequence[Any]) -> Any:
 
 def _one_below(compiled: Programs, level: int, own: Sequence[Any]) -> tuple[Any, ...]:
     """A pure function of values below a level; its tensors wrapped for it."""
-    return _wrapped(level, _run_below(compiled, level, own))
+    return _wrapped(level, _run_below(compiled, own))
 
 
 def _wrapped(level: int, values: Sequence[Any]) -> tuple[Any, ...]:
@@ -402,7 +402,7 @@ def _wrapped(level: int, values: Sequence[Any]) -> tuple[Any, ...]:
     return tuple([wrapped_at(level, v) if isinstance(v, Tensor) else v for v in values])
 
 
-def _run_below(compiled: Programs, level: int, own: Sequence[Any]) -> Sequence[Any]:
+def _run_below(compiled: Programs, own: Sequence[Any]) -> Sequence[Any]:
     """A pure function of values below a level. What is linear in symbolic zeros is zeros."""
     of = compiled.definition
     with BelowLevel(tracked=True):
@@ -423,7 +423,7 @@ def _pushed(compiled: Programs, values: Sequence[Any], kind: str | None, level: 
         exact, places = of.exact
         with of.again():
             return _pushed(compiled.derived("exact", lambda: exact), [values[i] for i in places], kind, level)
-    _require_path(compiled, primals if kind is None else _below(primals, level), kind, level)
+    _require_path(compiled, primals if kind is None else _below(primals, level), kind)
     if kind is None and torch.is_grad_enabled() and any(_is_tracked(v) or _is_tracked(t) for v, t in pairs):
         return _pushed_and_tracked(compiled, values, wrt)
     n = len(values)
@@ -436,7 +436,7 @@ def _pushed(compiled: Programs, values: Sequence[Any], kind: str | None, level: 
     return _duals(outs, found[of.n_outs :])
 
 
-def _require_path(compiled: Programs, own: Sequence[Any], kind: str | None, level: int) -> None:
+def _require_path(compiled: Programs, own: Sequence[Any], kind: str | None) -> None:
     """Raise ``PathMiss`` where Python reads other values than when a pure function was made: the function itself would
     go another way; what depends on its inputs, what the layers around it do, and write to Python state, would be that
     of the former."""
@@ -449,7 +449,7 @@ def _require_path(compiled: Programs, own: Sequence[Any], kind: str | None, leve
         if kind is None:
             checks.run(tuple(own), {})
         else:
-            _run_below(checks, level, own)
+            _run_below(checks, own)
 
 
 def _pushed_and_tracked(compiled: Programs, values: Sequence[Any], wrt: tuple[int, ...]) -> tuple[Any, ...]:
