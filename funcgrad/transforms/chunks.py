@@ -3,7 +3,6 @@ memory allows."""
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -91,15 +90,9 @@ class Fitting(Compiled):
             # what the results take does not shrink: at least by half
             chunk = max(1, min((chunk or most) // 2, int((chunk or most) * limit / peak)))
 
-    def __copy__(self) -> Compiled:
-        return Fitting(self._make, self._options)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
-        return Fitting(copy.deepcopy(self._make, memo), self._options)
-
-    def __reduce__(self) -> Any:
-        found = super().__reduce__()
-        return found if isinstance(found, str) else (Fitting, (self._make, self._options))
+    @property
+    def _made_of(self) -> Any:
+        return self._make
 
 
 _SHARE = 0.8

@@ -75,14 +75,18 @@ class Compiled(Programs):
 
     # ── copies: the definition and the options come along, programs stay behind ──────────────────────────────────
 
+    @property
+    def _made_of(self) -> Any:
+        return self._definition
+
     def __copy__(self) -> Compiled:
-        return Compiled(self._definition, self._options)
+        return type(self)(self._made_of, self._options)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
-        return Compiled(copy.deepcopy(self._definition, memo), self._options)
+        return type(self)(copy.deepcopy(self._made_of, memo), self._options)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        return name_in_module(self) or (Compiled, (self._definition, self._options))
+        return name_in_module(self) or (type(self), (self._made_of, self._options))
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -164,6 +168,9 @@ class Compiled(Programs):
         grad_mode = torch.is_grad_enabled()
         made = Compiled(Inferring(self._definition, grad_mode), self._options)
         return self._inferring.setdefault(grad_mode, made)
+
+    def compiled_of(self, definition: Definition, options: Options) -> Compiled:
+        return Compiled(definition, options)
 
     def _kernel(self, found: CapturedCall, made: Executable) -> Runnable:
         """What the layers stand around: the one program; its halves, as autograd knows them; or a pure function at a

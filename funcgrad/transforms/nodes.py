@@ -254,7 +254,7 @@ def _pulled_now(rule: ReverseRule, active: tuple[int, ...]) -> Programs:
     guards, made = known
     if active not in made:
         product = pulled_back(of, rule.n, rule.tracked, active, guards)
-        made[active] = type(rule.compiled)(product, rule.compiled._options)
+        made[active] = rule.compiled.compiled_of(product, rule.compiled._options)
     return made[active]
 
 

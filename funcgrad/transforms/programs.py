@@ -160,6 +160,10 @@ class Programs(abc.ABC):
     def _kernel(self, found: CapturedCall, made: Executable) -> Runnable:
         """What the layers stand around."""
 
+    @abc.abstractmethod
+    def compiled_of(self, definition: Definition, options: Options) -> Programs:
+        """Another definition, compiled."""
+
     @property
     def definition(self) -> Definition:
         """What is compiled, in plain PyTorch."""
@@ -172,7 +176,7 @@ class Programs(abc.ABC):
             definition = make()
             # at a level the arguments are the same
             options = self._options if definition.at_level else self._options.of_derived
-            found = self._derived.setdefault(key, type(self)(definition, options))
+            found = self._derived.setdefault(key, self.compiled_of(definition, options))
             if key[0] in ("backward", "pull"):  # from other results each time
                 halves = [k for k in list(self._derived) if k[0] == key[0]]
                 warn_of_many(len(halves), self.__name__)
