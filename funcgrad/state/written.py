@@ -31,7 +31,7 @@ from ..slots import Stored
 from ..subclasses import is_traced
 from ..torch_private.tensors import is_transform_wrapper, unwrap_transform
 from ..trees import LEAF, flatten
-from .buffers import added, held_by, is_buffer, put_into
+from .buffers import added, held_by, is_buffer
 from .builtin_methods import call
 from .caches import keeps_traced
 from .code import Mentions
@@ -192,7 +192,7 @@ class Written:
             if container.tobytes() != before.tobytes():
                 self._watch.written.add(id(container))
                 self.effects.append(Refill(container, met.name, New(LEAF, (container.copy(),))))
-                self._back.append(lambda: np.copyto(container, before))
+                self._back.append(lambda: refill(container, before))
         elif is_buffer(container):
             if (now := held_by(container)) != before and not now:
                 self._refused.append((met.name, "a stream that it closes"))
@@ -203,7 +203,7 @@ class Written:
                     self._watch.replaced.add(id(container))
                 how, new = (Refill, now) if more is None else (Grow, more)
                 self.effects.append(how(container, met.name, New(LEAF, (new,))))
-                self._back.append(lambda: put_into(container, before))
+                self._back.append(lambda: refill(container, before))
         elif isinstance(container, contextvars.Context):
             changed = [v for v, now in container.items() if now is not before.get(v, MISSING)]
             self._refused += [(f"{met.name}[{v.name}]", "a value in a context of its own") for v in changed]
