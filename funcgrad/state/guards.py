@@ -249,7 +249,7 @@ _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
     "set": same_set,
     "array": same_array,
     "buffer": lambda was, now: holds(now, was),
-    "members": lambda was, now: same_entries(was, _members_of(now)),
+    "members": lambda was, now: same_entries(was, members_said(now)),
     "registry": lambda was, now: was == _registered_with(now),
     "like items": like_items,
     "like entries": like_entries,
@@ -266,7 +266,7 @@ _CONTENTS = {"items", "entries", "set", "array", "like items", "like entries"}
 """Comparisons with a copy of a container: where that is empty, whether it is true says it."""
 
 
-def _members_of(kind: type) -> dict[str, Any]:
+def members_said(kind: type) -> dict[str, Any]:
     """What a class says of itself, but for special methods."""
     return {name: member for name, member in list(kind.__dict__.items()) if not name.startswith("__")}
 
@@ -278,7 +278,7 @@ def _registered_with(kind: type) -> frozenset[Any]:
 
 _COMPARED_AS: dict[str, Callable[[Any], Any]] = {
     "buffer": held_by,
-    "members": _members_of,
+    "members": members_said,
     "registry": _registered_with,
 }
 """What is compared where that is not the object itself."""
@@ -303,7 +303,7 @@ class Guard:
     @staticmethod
     def members(kind: type) -> Guard:
         """That a class has the members it had."""
-        return Guard(Place("itself", kind, "members", f"vars({kind.__name__})"), _members_of(kind), "members")
+        return Guard(Place("itself", kind, "members", f"vars({kind.__name__})"), members_said(kind), "members")
 
     @staticmethod
     def registry(kind: type) -> Guard:
@@ -386,6 +386,8 @@ class Guard:
 
     @property
     def value_shown(self) -> str:
+        if self.how in ("absent", "present"):
+            return self.how
         if self.how in ("one", "apart"):
             return f"{'what is in' if self.how == 'one' else 'not what is in'} {', '.join(map(str, self.value))}"
         return _shown(self.value)

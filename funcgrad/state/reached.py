@@ -27,7 +27,7 @@ from ..torch_private.tensors import is_wrapper_subclass
 from .buffers import BUFFERS, held_by, is_buffer
 from .caches import Cache, results_of
 from .found import Found
-from .guards import MISSING, Guard, Met, Place
+from .guards import MISSING, Guard, Met, Place, members_said
 from .hooks import can_be_hooked, hook, says_what_it_has
 from .impure import GENERATORS, Generator, is_iterator, levels_of, refuse_iterator
 from .names import (
@@ -235,7 +235,7 @@ class Reached(Found):
     def _class(self, kind: type, name: str) -> None:
         for c in [*kind.__mro__, *type(kind).__mro__]:  # type: ignore[misc]
             if not is_library(c) and c not in self.classes:
-                self.classes[c] = {k: v for k, v in c.__dict__.items() if not k.startswith("__")}
+                self.classes[c] = members_said(c)
                 if not is_installed(c):
                     self._guard(Guard.of(Place("slot", c, "__bases__", f"{c.__name__}.__bases__"), c.__bases__))
                 for member in c.__dict__:

@@ -76,7 +76,7 @@ class State(Shown):
     def _shown(self, guard: Guard) -> str:
         if self.brought.leads(guard):
             return f"any {type(guard.value).__name__}"
-        return guard.how if guard.how in ("absent", "present") else guard.value_shown
+        return guard.value_shown
 
     def doc(self) -> Doc:
         rows = tuple((str(g.place), self._shown(g)) for g in self.guards)

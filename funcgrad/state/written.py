@@ -36,7 +36,7 @@ from .builtin_methods import call
 from .caches import keeps_traced
 from .code import Mentions
 from .effects import Count, Effect, Grow, Refill, Store, refill
-from .guards import MISSING, Guard, Met, Place
+from .guards import MISSING, Guard, Met, Place, members_said
 from .hooks import can_be_hooked
 from .names import found_on, is_hook_of_module, item_name, joined, steps_of, uses_of
 from .new_values import CALLED, New, NewObject, attributes_made, is_copied, is_lasting, is_new
@@ -308,12 +308,10 @@ class Written:
             self.effects.append(Store(place, new))
 
     def _class(self, kind: type, had: Mapping[str, Any]) -> None:
-        for name in dict.fromkeys([*had, *(k for k in kind.__dict__ if not k.startswith("__"))]):
-            self._place(
-                Place("class", kind, name, f"{kind.__name__}.{name}"),
-                had.get(name, MISSING),
-                kind.__dict__.get(name, MISSING),
-            )
+        now = members_said(kind)
+        for name in dict.fromkeys([*had, *now]):
+            place = Place("class", kind, name, f"{kind.__name__}.{name}")
+            self._place(place, had.get(name, MISSING), now.get(name, MISSING))
 
     def _made_of(self, guard: Guard) -> None:
         """An object is of another class, or has another dict of attributes; a function has other code or defaults."""
