@@ -21,6 +21,7 @@ from ..torch_private.levels import broadcast_dims, map_over, mapped_leaves
 from ..trees import flatten, unflatten
 from .compiled import Compiled
 from .definition import Definition
+from .packed import with_values
 
 Fn = Callable[..., Any]
 _UNROLLED = 4
@@ -41,10 +42,7 @@ def in_chunks(f: Fn, in_dims: Any, out_dims: Any, randomness: str, chunk_size: i
         shared = [i for i, v in enumerate(leaves) if isinstance(v, Tensor) and dims[i] is None]
 
         def of_one(samples: Sequence[Tensor], *same: Tensor) -> Any:
-            own = list(leaves)
-            for i, value in zip((*batched, *shared), (*samples, *same), strict=True):
-                own[i] = value
-            return f(*rebuilt(own), **kwargs)
+            return f(*rebuilt(with_values(leaves, (*batched, *shared), (*samples, *same))), **kwargs)
 
         of_chunk, same = torch.func.vmap(of_one, (0, *(None for _ in shared))), [leaves[i] for i in shared]
         first = [leaves[i].movedim(dims[i], 0) for i in batched]

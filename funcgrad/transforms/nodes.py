@@ -51,11 +51,10 @@ from ..torch_private.levels import (
 from ..torch_private.modes import foreign_trace_active
 from ..torch_private.tensors import (
     in_memory,
-    is_tracked_wrapper,
-    is_transform_wrapper,
     unwrap_transform,
-    wrapped_value,
 )
+from .mapped import is_opaque
+from .packed import with_values
 from .peel import AT_MOST, At, Crossing, print_crossing
 from .programs import Programs
 from .pure import (
@@ -115,7 +114,7 @@ def pure_call(compiled: Programs, values: Sequence[Any], kind: str | None, level
                 value = wrapped_at(level, value)
             elif value.requires_grad:
                 tracked.append(i)
-            opaque = opaque and _is_opaque(below)
+            opaque = opaque and is_opaque(below)
         own.append(below)
         here.append(value)
     definition: Any = compiled.definition
@@ -151,7 +150,7 @@ def _print_peel(rule: ReverseRule, values: Sequence[Any], own: Sequence[Any]) ->
         Crossing(are, kept, definition.n_outs, linear_in),
         rule.forward.run_first_fit,
         functools.partial(_called, rule.forward),
-        _is_opaque,
+        is_opaque,
         functools.partial(applied_at_level, _Node, rule),
     )
     compiled.peels = [peel, *compiled.peels][:AT_MOST]
@@ -176,17 +175,6 @@ def _with_copies(values: Sequence[Any], written: Collection[int]) -> list[Any]:
 
 def _is_tracked(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
-
-
-def _is_opaque(value: Any) -> bool:
-    """Whether no level of autograd below knows a value."""
-    if not isinstance(value, Tensor):
-        return True
-    while is_transform_wrapper(value):
-        if is_tracked_wrapper(value):
-            return False
-        value = wrapped_value(value)
-    return not value.requires_grad
 
 
 # ── reverse mode ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -369,9 +357,7 @@ def _gradients(ctx: Any, incoming: Sequence[Any]) -> list[Any]:
                 gradients = _called(pulled, values)
     finally:
         _drawn_at.reset(token)
-    for i, gradient in zip(rule.gives, gradients, strict=True):
-        found[i] = gradient
-    return found
+    return with_values(found, rule.gives, gradients)
 
 
 def _reference(value: Any) -> Callable[[], Any]:
@@ -419,7 +405,7 @@ def _pushed(compiled: Programs, values: Sequence[Any], kind: str | None, level: 
     of: Any = compiled.definition
     if not wrt or not of.n_outs:
         return compiled.run(tuple(primals), {}) if kind is None else _one_below(compiled, level, _below(primals, level))
-    if of.exact is not None and not (of.is_itself_for(wrt) and all(map(_is_opaque, _below(values, level)))):
+    if of.exact is not None and not (of.is_itself_for(wrt) and all(map(is_opaque, _below(values, level)))):
         exact, places = of.exact
         with of.again():
             return _pushed(compiled.derived("exact", lambda: exact), [values[i] for i in places], kind, level)

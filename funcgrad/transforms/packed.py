@@ -41,6 +41,16 @@ class Packed:
         """The pytree with its tensors."""
         return self.with_leaves(lambda leaf: tensors[leaf.index] if isinstance(leaf, Place) else leaf)
 
+    def tangents(self, of: Callable[[int], Any]) -> Any:
+        """The pytree of what is a tangent ``of`` each tensor; those of numbers are zero, and nothing else has one."""
+
+        def tangent(leaf: Any) -> Any:
+            if isinstance(leaf, Place):
+                return of(leaf.index)
+            return type(leaf)(0) if isinstance(leaf, (float, complex)) else None
+
+        return self.with_leaves(tangent)
+
     def once(self, values: Sequence[Any], zeros: Callable[[int], Any]) -> Any:
         """The pytree of one value for each tensor; where a tensor stands a second time, its zeros: values are
         summed."""
