@@ -145,9 +145,6 @@ class Place:
     def _owner_text(self, constant: Constant) -> str:
         return self.owner.expression(constant) if isinstance(self.owner, Place) else constant(self.owner)
 
-    def _key_written(self, constant: Constant) -> str:
-        return repr(self.key) if self.kind == "slot" else self.key_text(constant)
-
     def _overridden(self, of_slot: str, of_item: str) -> Any:
         """What puts a value there, or takes it away, where the owner's class overrides that by code of its own, which
         has run."""
@@ -175,7 +172,7 @@ class Place:
         if self.kind == "context":
             return f"{constant(self.owner)}.set({value})"
         if (by := self._overridden("__setattr__", "__setitem__")) is not None:
-            return f"{constant(by)}({self._owner_text(constant)}, {self._key_written(constant)}, {value})"
+            return f"{constant(by)}({self._owner_text(constant)}, {self.key_text(constant)}, {value})"
         return f"{self.expression(constant)} = {value}"
 
     def delete(self, constant: Constant) -> str:
@@ -183,7 +180,7 @@ class Place:
         if self.kind == "class":
             return f"delattr({constant(self.owner)}, {self.key!r})"
         if (by := self._overridden("__delattr__", "__delitem__")) is not None:
-            return f"{constant(by)}({self._owner_text(constant)}, {self._key_written(constant)})"
+            return f"{constant(by)}({self._owner_text(constant)}, {self.key_text(constant)})"
         return (
             f"del {constant(self.owner)}[{self.key!r}]"
             if self.kind == "environ"

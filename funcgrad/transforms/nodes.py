@@ -24,6 +24,7 @@ from .. import refusals
 from ..capture.memory import overlaps_itself
 from ..capture.trace import active_trace
 from ..generators import own_draws, state_of
+from ..graphs import checks_alone
 from ..levels import below_levels
 from ..runtime.call import MISS
 from ..runtime.late_state import LateState
@@ -59,10 +60,10 @@ from .peel import AT_MOST, At, Crossing, print_crossing
 from .programs import Programs
 from .pure import (
     BackwardHalf,
+    Checks,
     ForwardHalf,
     Pure,
     backward_half,
-    checks_of,
     mapped,
     pulled_back,
     pushed_forward,
@@ -429,7 +430,7 @@ def _require_path(compiled: Programs, own: Sequence[Any], kind: str | None) -> N
     of = compiled.definition
     if not isinstance(of, Pure) or not of.reads_values:
         return
-    checks = compiled.derived("checks", lambda: checks_of(of))
+    checks = compiled.derived("checks", lambda: Checks(of=of, graph=checks_alone(of.graph)))
     states = {drawn: state_of(drawn) for drawn in of.draws}
     with own_draws(states) if states else contextlib.nullcontext():  # the function draws the same numbers after it
         if kind is None:

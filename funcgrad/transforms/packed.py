@@ -84,16 +84,18 @@ def pack(value: Any, tensors: list[Tensor], root: str = "", known: dict[int, int
     return Packed(tree, tuple(packed))
 
 
+def returned(rule: Callable[..., Any], what: str, fix: str) -> CustomDerivativeError:
+    """The error where a rule returned what it may not."""
+    return CustomDerivativeError(f"{name_of(rule)} returned {what}", where=definition_line(rule), fix=fix)
+
+
 def leaves_like(expected: Packed, found: Any, rule: Callable[..., Any], what: str) -> list[Any]:
     """The leaves of what a rule returned, in the order of a pytree it must be like; None where it has None for a
     part of that."""
     leaves, tree, paths = flatten(found)
     for path, a, b in _differences(expected.tree, tree, ""):
-        raise CustomDerivativeError(
-            f"{name_of(rule)} returned {what} of structure {b}{f' at {path}' if path else ''}, not {a}",
-            where=definition_line(rule),
-            fix="return the same structure, or None for what is zero",
-        )
+        given = f"{what} of structure {b}{f' at {path}' if path else ''}, not {a}"
+        raise returned(rule, given, "return the same structure, or None for what is zero")
     by_path = dict(zip(paths, leaves, strict=True))
     return [by_path.get(path) for path in leaf_paths(expected.tree)]
 

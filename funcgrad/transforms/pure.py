@@ -22,7 +22,7 @@ from ..capture.trace import active_trace
 from ..capture.views import is_dense
 from ..generators import Drawn
 from ..graph_primitives import Opaque
-from ..graphs import Graph, checks_alone, pass_of, where_of
+from ..graphs import Graph, pass_of, where_of
 from ..passes.traced_passes import TracedPasses
 from ..slots import Cotangent, Out, Saved, Slot
 from ..state.guards import Guard
@@ -456,10 +456,6 @@ def mapped(of: Any, dims: tuple[int | None, ...], size: int | None, randomness: 
 def pushed_forward(of: Any, wrt: tuple[int, ...], n: int) -> Pushed:
     """What is written to has a tangent that is written to."""
     return Pushed(of=of, n=n, wrt=wrt, written=of.written | {n + k for k, i in enumerate(wrt) if i in of.written})
-
-
-def checks_of(of: Pure) -> Checks:
-    return Checks(of=of, graph=checks_alone(of.graph))
 
 
 def backward_half(of: Pure, wrt: tuple[int, ...], n: int, n_saved: int) -> BackwardHalf:

@@ -33,7 +33,7 @@ from ..torch_private.levels import (
 from ..torch_private.modes import TorchFunctionMode
 from ..trees import flatten
 from .definition import definition_line, name_of, under_reverse
-from .packed import Packed, Place, leaves_like, pack, with_values
+from .packed import Packed, Place, leaves_like, pack, returned, with_values
 
 Fn = Callable[..., Any]
 
@@ -143,11 +143,7 @@ def _ran(call: RuledCall, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list
         out, residuals = rule(*call.arguments(tensors)), ()
     if rule is not call.rules[0]:
         if not isinstance(out, tuple) or len(out) != 2:
-            raise CustomDerivativeError(
-                f"{name_of(rule)} returned {kind_of(out)}, not a pair",
-                where=definition_line(rule),
-                fix="return (out, residuals)",
-            )
+            raise returned(rule, f"{kind_of(out)}, not a pair", "return (out, residuals)")
         out, residuals = out
     outs: list[Tensor] = []
     kept = list(tensors)
@@ -235,20 +231,18 @@ def _primals(ctx: Any) -> Iterator[list[Tensor]]:
         yield [dual_parts(tensor)[0] for tensor in ctx.saved_tensors]
 
 
+_NONE = "return None: it has no derivative"
+
+
 def require_like(found: Any, like: Like, rule: Fn, what: str) -> Any:
     """A cotangent or tangent that a rule returned for a tensor, of the very shape and dtype."""
     if found is None or (
         isinstance(found, Tensor) and like.is_active and (found.shape, found.dtype) == (like.shape, like.dtype)
     ):
         return found
-    raise CustomDerivativeError(
-        f"{name_of(rule)} returned {Like.of(found) if isinstance(found, Tensor) else repr(found)} as {what}, which is "
-        f"{like}",
-        where=definition_line(rule),
-        fix="return a tensor of that shape and dtype, or None for zero"
-        if like.is_active
-        else "return None: it has no derivative",
-    )
+    fix = "return a tensor of that shape and dtype, or None for zero" if like.is_active else _NONE
+    given = Like.of(found) if isinstance(found, Tensor) else repr(found)
+    raise returned(rule, f"{given} as {what}, which is {like}", fix)
 
 
 class _Ruled(torch.autograd.Function):
@@ -321,11 +315,8 @@ def gradients_of(
 ) -> list[Any]:
     """The ``cotangents`` of arguments that a rule returned, by tensor. ``meant``: which arguments these are."""
     if not isinstance(cotangents, (tuple, list)) or len(cotangents) != len(args):
-        raise CustomDerivativeError(
-            f"{name_of(rule)} returned {kind_of(cotangents)}, not a tuple of {len(args)} cotangents",
-            where=definition_line(rule),
-            fix=f"return a tuple with a cotangent for each {meant}, None for zero",
-        )
+        given = f"{kind_of(cotangents)}, not a tuple of {len(args)} cotangents"
+        raise returned(rule, given, f"return a tuple with a cotangent for each {meant}, None for zero")
     found: list[Any] = [None] * len(tensors)
     for arg, cotangent in zip(args, cotangents, strict=True):
         for leaf, value in zip(arg.leaves, leaves_like(arg, cotangent, rule, "a cotangent"), strict=True):
@@ -377,11 +368,7 @@ def _pushed(ctx: Any, tensors: Sequence[Any], tangents: Sequence[Any]) -> list[A
         own = tuple(arg.tangents(lambda i: Like.of(tensors[i]).filled(tangents[i])) for arg in call.free)
         pair = rule(*call.given(tensors), tuple(arg.of(tensors) for arg in call.free), own)
     if not isinstance(pair, tuple) or len(pair) != 2:
-        raise CustomDerivativeError(
-            f"{name_of(rule)} returned {kind_of(pair)}, not a pair",
-            where=definition_line(rule),
-            fix="return (out, tangent_out)",
-        )
+        raise returned(rule, f"{kind_of(pair)}, not a pair", "return (out, tangent_out)")
     found: list[Any] = [None] * len(ctx.like)
     for part, what in zip(pair, ("a result", "a tangent"), strict=True):
         for leaf, value in zip(ctx.layout.out.leaves, leaves_like(ctx.layout.out, part, rule, what), strict=True):
