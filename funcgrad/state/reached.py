@@ -114,8 +114,7 @@ class Reached(Found):
             self._guard(Guard.of(place, value))  # it holds itself
             return
         self._guard(Guard(place, shape_of(value), "shape"))
-        self._known.setdefault(id(value), value)
-        self._names.setdefault(id(value), [place.name])
+        self._meet(value, place.name)
         if not isinstance(value, tuple):
             self.met.setdefault(id(value), Met(value, copied(value), place.name))
         self._places.setdefault(id(value), []).append(place)
@@ -370,8 +369,7 @@ class Reached(Found):
         assert own is not None
         if own and isinstance(value, types.FunctionType):  # it may be given another
             self._guard(Guard.of(Place("slot", value, "__dict__", joined(name, "__dict__")), own))
-        self._known.setdefault(id(own), own)
-        self._names.setdefault(id(own), [name])
+        self._meet(own, name)
         met = Met(own, dict(own), name, value)
         self.met.setdefault(id(own), met)
         self._late.setdefault(id(own), met)
