@@ -225,11 +225,9 @@ class Copy:
 
         def whole(slot: Slot) -> Any:
             wrapping = wrappings.get(slot)
-            return (
-                found[slot]
-                if wrapping is None
-                else wrapping.build(found[inner_slot(slot, path)] for path in wrapping.paths())
-            )
+            if wrapping is None:
+                return found[slot]
+            return wrapping.build(found[inner_slot(slot, path)] for path in wrapping.paths())
 
         return list(map(whole, dict.fromkeys(map(outer_slot, found))))
 

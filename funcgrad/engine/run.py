@@ -59,8 +59,6 @@ def has_wrapped(run: Run) -> bool:
 
 def memory_ids(tensor: Tensor) -> list[int]:
     """The memory that a tensor lies in: of a wrapper subclass, that of its inner tensors."""
-    return (
-        [storage_id(tensor)]
-        if type(tensor) in (Tensor, torch.nn.Parameter)
-        else list(map(storage_id, inner_tensors(tensor)))
-    )
+    if type(tensor) in (Tensor, torch.nn.Parameter):
+        return [storage_id(tensor)]
+    return list(map(storage_id, inner_tensors(tensor)))

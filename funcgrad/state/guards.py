@@ -181,11 +181,9 @@ class Place:
             return f"delattr({constant(self.owner)}, {self.key!r})"
         if (by := self._overridden("__delattr__", "__delitem__")) is not None:
             return f"{constant(by)}({self._owner_text(constant)}, {self.key_text(constant)})"
-        return (
-            f"del {constant(self.owner)}[{self.key!r}]"
-            if self.kind == "environ"
-            else f"del {self.expression(constant)}"
-        )
+        if self.kind == "environ":
+            return f"del {constant(self.owner)}[{self.key!r}]"
+        return f"del {self.expression(constant)}"
 
     def __str__(self) -> str:
         return self.name

@@ -155,11 +155,7 @@ def _clocks_in(function: types.FunctionType) -> Iterator[tuple[str, int]]:
         return
     line, owner = function.__code__.co_firstlineno, None
     for step in dis.get_instructions(function.__code__):
-        line = (
-            step.starts_line
-            if type(step.starts_line) is int
-            else (step.positions.lineno if step.positions else None) or line
-        )
+        line = (step.positions.lineno if step.positions else None) or line
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             owner = space.get(step.argval)
             if id(owner) in _CLOCK_FUNCTIONS:

@@ -82,11 +82,9 @@ def _met_first(compiled: Programs, args: tuple[Any, ...], kwargs: dict[str, Any]
     if kind == "vmap":
         return _batched(compiled, leaves, tree, level)
     args, kwargs = unflatten(leaves, tree)
-    return (
-        _functionalised(compiled, leaves, tree, level)
-        if kind == "functionalize"
-        else _at_level(compiled).run(args, kwargs)
-    )
+    if kind == "functionalize":
+        return _functionalised(compiled, leaves, tree, level)
+    return _at_level(compiled).run(args, kwargs)
 
 
 def _at_level(compiled: Programs) -> Programs:

@@ -57,11 +57,9 @@ class Packed:
         pending = dict(enumerate(values))
 
         def value(leaf: Any) -> Any:
-            return (
-                (pending.pop(leaf.index) if leaf.index in pending else zeros(leaf.index))
-                if isinstance(leaf, Place)
-                else None
-            )
+            if isinstance(leaf, Place):
+                return pending.pop(leaf.index) if leaf.index in pending else zeros(leaf.index)
+            return None
 
         return self.with_leaves(value)
 
