@@ -54,6 +54,7 @@ from ..torch_private.tensors import (
     in_memory,
     unwrap_transform,
 )
+from .definition import has_derivative
 from .mapped import is_opaque
 from .packed import with_values
 from .peel import AT_MOST, At, Crossing, print_crossing
@@ -327,7 +328,7 @@ def _recorded(
     ctx.save_for_backward(*[None if i in ctx.scalars else v for i, v in enumerate(kept)] if ctx.scalars else kept)
     ctx.set_materialize_grads(False)
     active = range(len(outs)) if rule.active is None else rule.active
-    ctx.active = [i for i in active if isinstance(v := outs[i], Tensor) and (v.is_floating_point() or v.is_complex())]
+    ctx.active = [i for i in active if has_derivative(outs[i])]
     if len(ctx.active) < len(outs):
         ctx.mark_non_differentiable(*[v for i, v in enumerate(outs) if isinstance(v, Tensor) and i not in ctx.active])
     return outs
@@ -459,7 +460,7 @@ def _pushed_and_tracked(compiled: Programs, values: Sequence[Any], wrt: tuple[in
 
 def _duals(values: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, ...]:
     pairs = zip(values, tangents, strict=True)
-    return tuple(_dual(v, t) if t is not None and (v.is_floating_point() or v.is_complex()) else v for v, t in pairs)
+    return tuple(_dual(v, t) if t is not None and has_derivative(v) else v for v, t in pairs)
 
 
 def _dual(value: Tensor, tangent: Tensor) -> Tensor:
