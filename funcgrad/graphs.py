@@ -92,9 +92,19 @@ class Graph(Shown):
         return tuple(self.fx.output_node().args[0])  # type: ignore[arg-type]
 
     @property
+    def given(self) -> list[tuple[Slot, Node]]:
+        """What the graph is given, by slot."""
+        return list(zip(self.signature.ins, self.placeholders, strict=True))
+
+    @property
+    def gives(self) -> list[tuple[Slot, Any]]:
+        """What it returns, by slot."""
+        return list(zip(self.signature.outs, self.results, strict=True))
+
+    @property
     def computed(self) -> list[tuple[Slot, Node]]:
         """What the graph computes, by slot: its results but for constants."""
-        return [(s, r) for s, r in zip(self.signature.outs, self.results, strict=True) if isinstance(r, Node)]
+        return [(s, r) for s, r in self.gives if isinstance(r, Node)]
 
     def result_of(self, slot: Slot) -> Any:
         """The node (or constant) of one output slot."""
@@ -143,9 +153,7 @@ def restrict(graph: Graph, outs: Sequence[Slot]) -> Graph:
     pairs = [(slot, graph.result_of(slot)) for slot in outs]
     needed = ancestors([v for _, v in pairs] + [n for n in graph.fx.nodes if has_effect(n)])
     keep = [n for n in graph.fx.nodes if n in needed]
-    return verify(
-        copy_nodes(graph, keep, list(zip(graph.signature.ins, graph.placeholders, strict=True)), pairs, graph.name)
-    )
+    return verify(copy_nodes(graph, keep, graph.given, pairs, graph.name))
 
 
 def checks_alone(graph: Graph) -> Graph:
@@ -154,8 +162,7 @@ def checks_alone(graph: Graph) -> Graph:
     nodes = list(graph.fx.nodes)
     last = max((i for i, n in enumerate(nodes) if is_path_check(n)), default=-1)
     needed = ancestors(n for n in nodes[: last + 1] if is_path_check(n) or is_random(n))
-    ins = list(zip(graph.signature.ins, graph.placeholders, strict=True))
-    return verify(copy_nodes(graph, [n for n in nodes if n in needed], ins, [], graph.name))
+    return verify(copy_nodes(graph, [n for n in nodes if n in needed], graph.given, [], graph.name))
 
 
 def ancestors(values: Iterable[object], stop: Collection[Node] = ()) -> set[Node]:
@@ -397,10 +404,7 @@ def copied(graph: Graph) -> Graph:
 
 def in_order(graph: Graph, nodes: Iterable[Node]) -> Graph:
     """The same graph with its calls (and constants) in another order."""
-    placeholders = list(zip(graph.signature.ins, graph.placeholders, strict=True))
-    new = copy_nodes(
-        graph, nodes, placeholders, list(zip(graph.signature.outs, graph.results, strict=True)), graph.name
-    )
+    new = copy_nodes(graph, nodes, graph.given, graph.gives, graph.name)
     return evolve(graph, fx=new.fx, constants=new.constants)
 
 
@@ -466,7 +470,7 @@ def _rows(graph: Graph) -> Iterator[tuple[str, ...]]:
                 "″" if where and where == last else where,
             )
             last = where
-    for slot, result in zip(graph.signature.outs, graph.results, strict=True):
+    for slot, result in graph.gives:
         yield "return", elided(f"{slot} = {result}", _SHOWN), "", ""
 
 
@@ -488,6 +492,6 @@ def _boxes(graph: Graph) -> Iterator[Box]:
                 tuple(i.name for i in node.all_input_nodes),
                 hint,
             )
-    for slot, result in zip(graph.signature.outs, graph.results, strict=True):
+    for slot, result in graph.gives:
         if isinstance(result, Node):
             yield Box(f"out {slot}", str(slot), "output", (result.name,))

@@ -40,10 +40,11 @@ def test_a_body_is_compiled_once():
     assert nodes[100] == nodes[1000]
 
 
-def test_it_is_differentiated_and_batched():
+@pytest.mark.parametrize("size", [10, "auto"])
+def test_it_is_differentiated_and_batched(size):
     def total(p):
         return sum(
-            v.square().sum() for v in fg.vmap_compiled(func.grad(loss), (None, 0, 1), chunk_size=10)(p, X, Y).values()
+            v.square().sum() for v in fg.vmap_compiled(func.grad(loss), (None, 0, 1), chunk_size=size)(p, X, Y).values()
         )
 
     def expected(p):

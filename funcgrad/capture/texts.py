@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from ..graphs import type_text
-from ..state.lines import user_line
+from ..state.lines import user_frame, user_line
 from ..state.output import is_kept
-from ..state.shown import AnyLook, Look, NumberLook, ShownValue, asking, is_shown, mark
+from ..state.shown import AnyLook, Look, NumberLook, ShownValue, is_shown, mark
 from ..state.watch import Watch
 from ..torch_private.fakes import fake_below, without_modes
 from ..torch_private.levels import transforms_or_duals
@@ -73,7 +73,7 @@ class Texts:
 
     def _shown(self, value: Any, look: AnyLook, text: str) -> str | None:
         """What stands for a text where it is only printed, or logged; ``text`` where nobody has the value."""
-        if not is_shown(asking(sys._getframe(2)), is_kept):
+        if not is_shown(user_frame(sys._getframe(2)), is_kept):
             return None
         if isinstance(value, Tensor):
             with torch.no_grad():

@@ -143,7 +143,7 @@ class Copy:
         self._values: dict[fx.Node, Any] = {}
         self._parts: dict[Slot, list[tuple[tuple[str, ...], fx.Node]]] = {}
         """For each tensor that it is given, what stands for it, or for the parts of it that are read."""
-        for slot, node in zip(self._graph.signature.ins, self._graph.placeholders, strict=True):
+        for slot, node in self._graph.given:
             self._parts.setdefault(outer_slot(slot), []).append((inner_path(slot), node))
         self._late: list[Slot] = [slot for slot in self._parts if isinstance(slot, Late)]
         sizes = iter(beside)
@@ -218,18 +218,16 @@ class Copy:
                     trace.origin = where_of(node) or origin
                     self._values[node] = self._copy(node)
         found = dict[Slot, Any]()
-        for slot, r in zip(self._graph.signature.outs, self._graph.results, strict=True):
+        for slot, r in self._graph.gives:
             value = self._values[r] if isinstance(r, fx.Node) else r
             found[slot] = functional(value) if isinstance(value, Tensor) else value
         wrappings = self._program.wrappings
 
         def whole(slot: Slot) -> Any:
             wrapping = wrappings.get(slot)
-            return (
-                found[slot]
-                if wrapping is None
-                else wrapping.build(found[inner_slot(slot, path)] for path in wrapping.paths())
-            )
+            if wrapping is None:
+                return found[slot]
+            return wrapping.build(found[inner_slot(slot, path)] for path in wrapping.paths())
 
         return list(map(whole, dict.fromkeys(map(outer_slot, found))))
 

@@ -127,7 +127,7 @@ class _Lowering:
         symbols = {symbol: self._floats[path] for symbol, path in trace.symbols.floats.names.items()}
         first = itertools.accumulate(map(len, nodes), initial=0)
         places = tuple(i if own else None for i, own in zip(first, nodes, strict=False))
-        wrapped = tuple((i, w) for i, v in enumerate(found) if (w := _wrapping_of(v)) is not None)
+        wrapped = tuple((i, w) for i, v in enumerate(found) if (w := Wrapping.of(v)) is not None)
         return Lowered(joint, takes, places, wrapped, tuple(self._objects), tuple(self._watched), symbols)
 
     # ── inputs ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -264,7 +264,7 @@ class _Lowering:
 
     def _nodes(self, value: Any) -> list[Any]:
         """The nodes that compute a value: of a wrapper subclass, those of its inner tensors."""
-        return list(map(self._trace.result, inner_tensors(value) if isinstance(value, Tensor) else [value]))
+        return list(map(self._trace.result, inner_tensors(value)))
 
     def _bytes(self, value: Any) -> int:
         return sum(nbytes(value_of(node)) for node in self._nodes(value))
@@ -333,7 +333,7 @@ class _Lowering:
         watched = {r for saved in then.values() for r in saved if r is not None}
         for r in refs:
             value = self._read(r)
-            made = _wrapping_of(value)
+            made = Wrapping.of(value)
             if made is not None and (r in self._leaves or r in watched):
                 steps.append(Step(f"(hooks[{self._object(r.at)}],)", (names[r],)))
                 continue
@@ -349,7 +349,7 @@ class _Lowering:
                     at, added = (names[r] for r in s.args)
                     steps.append(storing(at, added, is_own=False, is_taken=False, is_free=False))
                 elif grad is not None:
-                    is_plain = _wrapping_of(variable) is _wrapping_of(grad) is None
+                    is_plain = Wrapping.of(variable) is Wrapping.of(grad) is None
                     is_own = self._is_new(s) and s.args[1] not in own
                     writes |= set(places[s.args[1]]) if is_own else set()
                     at, added = (names[r] for r in s.args)
@@ -461,13 +461,9 @@ class _Lowering:
         return list(dict.fromkeys(found))
 
 
-def _wrapping_of(value: Any) -> Wrapping | None:
-    return Wrapping.of(value) if isinstance(value, Tensor) else None
-
-
 def _names_of_inner(name: str, value: Any) -> list[str]:
     """What the plain tensors are called that a value is made of; a plain one is its own."""
-    return [f"{name}_{i}" for i in range(len(inner_tensors(value)))] if _wrapping_of(value) is not None else [name]
+    return [f"{name}_{i}" for i in range(len(inner_tensors(value)))] if Wrapping.of(value) is not None else [name]
 
 
 _LIES_OTHERWISE = "an input whose size is a symbol does not lie as its sizes say"

@@ -187,11 +187,9 @@ def placed(statements: Sequence[Statement], order: Order) -> list[Statement]:
     key: dict[int, tuple[int, int, int]] = {s.number: (at.get(s.node, len(at)), 0, s.number) for s in statements}
 
     def addends(value: Any) -> list[Any]:
-        return (
-            [a for v in sums[value.of].args for a in addends(v)]
-            if isinstance(value, Ref) and value.of in sums
-            else [value]
-        )
+        if isinstance(value, Ref) and value.of in sums:
+            return [a for v in sums[value.of].args for a in addends(v)]
+        return [value]
 
     def made(value: Any) -> tuple[int, int, int]:
         return key[value.of] if isinstance(value, Ref) and isinstance(value.of, int) else (-1, 0, 0)

@@ -25,14 +25,7 @@ class Run:
     packed: Sequence[Any]
 
     def read(self, ref: Ref) -> Any:
-        lists = {
-            "inputs": self.inputs,
-            "sizes": self.sizes,
-            "scalars": self.scalars,
-            "hooks": self.hooks,
-            "packed": self.packed,
-        }
-        return lists[str(ref.of)][ref.at]
+        return getattr(self, str(ref.of))[ref.at]
 
     def number(self, place: tuple[int, int]) -> float:
         """What the node of a region among the hooks has saved at a position."""
@@ -66,8 +59,6 @@ def has_wrapped(run: Run) -> bool:
 
 def memory_ids(tensor: Tensor) -> list[int]:
     """The memory that a tensor lies in: of a wrapper subclass, that of its inner tensors."""
-    return (
-        [storage_id(tensor)]
-        if type(tensor) in (Tensor, torch.nn.Parameter)
-        else list(map(storage_id, inner_tensors(tensor)))
-    )
+    if type(tensor) in (Tensor, torch.nn.Parameter):
+        return [storage_id(tensor)]
+    return list(map(storage_id, inner_tensors(tensor)))

@@ -112,7 +112,7 @@ def alive_in(schedules: Sequence[Scheduled], workspace: Callable[[fx.Node], int]
         graph = schedule.graph
         if k:
             pieces = _Pieces(k, graph, {slot: pieces.of(name) for slot, name in saved.items()})
-        for slot, node in zip(graph.signature.ins, graph.placeholders, strict=True):
+        for slot, node in graph.given:
             if slot in saved:
                 alive.hold((k, node.name), pieces.held(node.name, memory_of(value_of(node))))
         for name in saved.values():  # from here on it lives for those that read it here
@@ -132,6 +132,5 @@ def alive_in(schedules: Sequence[Scheduled], workspace: Callable[[fx.Node], int]
             elif isinstance(step, Free):
                 for name in step.names:
                     alive.drop((k, name))
-        results = zip(graph.signature.outs, graph.results, strict=True)
-        saved = {slot: r.name for slot, r in results if isinstance(slot, Saved)}
+        saved = {slot: r.name for slot, r in graph.gives if isinstance(slot, Saved)}
     return alive

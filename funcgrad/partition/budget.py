@@ -117,7 +117,7 @@ def _least_cost(
     roles.backward -= set(calls[:first])
     # all that is known at this moment
     roles.forward |= ancestors(calls[first].all_input_nodes) if calls[first:] else set()
-    roots = [r for s, r in zip(graph.signature.outs, graph.results, strict=True) if of_backward(s)]
+    roots = [r for s, r in graph.gives if of_backward(s)]
     roots += [n for reader in calls[first:] for n in reader.all_input_nodes]
     best = 0.0
     for price in np.geomspace(1e-3, 10, 12):

@@ -59,4 +59,4 @@ def _seen_again(graph: fx.Graph, node: fx.Node) -> fx.Node:
 
 
 def _results(graph: Graph) -> dict[Slot, Any]:
-    return {slot: v for slot, v in zip(graph.signature.outs, graph.results, strict=True) if not isinstance(slot, Saved)}
+    return {slot: v for slot, v in graph.gives if not isinstance(slot, Saved)}

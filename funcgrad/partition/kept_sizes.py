@@ -16,7 +16,7 @@ from ..torch_private.symbols import expression, is_size
 
 def with_sizes(forward: Graph, backward: Graph) -> tuple[Graph, Graph]:
     """The two halves, where forward saves these too."""
-    given = list(zip(backward.signature.ins, backward.placeholders, strict=True))
+    given = backward.given
     incoming = [node for slot, node in given if isinstance(slot, Cotangent)]
     if len({outer_slot(slot.of) for slot, _ in given if isinstance(slot, Cotangent)}) < 2:
         return forward, backward  # the one there is comes in, or backward does not run

@@ -189,9 +189,7 @@ def cut(graph: Graph, roles: Roles, costs: Mapping[fx.Node, float], price: float
     known = [n for n in graph.fx.nodes if n in roles.backward and n not in roles.incoming]
     source, sink = 0, 1
     entry = {n: 2 + 2 * i for i, n in enumerate(known)}
-    needed = {
-        r for s, r in zip(graph.signature.outs, graph.results, strict=True) if of_backward(s) and isinstance(r, fx.Node)
-    }
+    needed = {node for slot, node in graph.computed if of_backward(slot)}
     tails, heads, capacities = list[int](), list[int](), list[float]()
 
     def edge(tail: int, head: int, capacity: float) -> None:
@@ -217,8 +215,8 @@ def cut(graph: Graph, roles: Roles, costs: Mapping[fx.Node, float], price: float
 
 def split(graph: Graph, roles: Roles, kept: set[fx.Node]) -> Partition:
     """Copy the two halves out of the joint graph, given what is saved in between."""
-    ins = list(zip(graph.signature.ins, graph.placeholders, strict=True))
-    outs = list(zip(graph.signature.outs, graph.results, strict=True))
+    ins = graph.given
+    outs = graph.gives
     gradients = [(s, v) for s, v in outs if s in roles.backward_outs]
     results = [v for _, v in gradients]
     backward_nodes = ancestors([*results, *roles.effects], kept)

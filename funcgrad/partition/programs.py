@@ -30,8 +30,7 @@ def _whole(joint: Joint, split: Partition) -> tuple[Graph, ...]:
 
 
 def _donated(joint: Joint, graph: Graph) -> frozenset[str]:
-    pairs = zip(graph.signature.ins, graph.placeholders, strict=True)
-    return frozenset(node.name for slot, node in pairs if joint.donated.get(slot) == "")
+    return frozenset(node.name for slot, node in graph.given if joint.donated.get(slot) == "")
 
 
 def _halves(joint: Joint, split: Partition) -> tuple[Graph, ...]:
@@ -49,7 +48,7 @@ def _made_for_backward(forward: Graph, backward: Graph) -> frozenset[str]:
     results = [(slot, set(lies[node.name].values())) for slot, node in forward.computed]
     users = Counter(place for _, places in results for place in places)
     own = {s for s, places in results if isinstance(s, Saved) and all(users[p] == 1 and p not in given for p in places)}
-    return frozenset(n.name for s, n in zip(backward.signature.ins, backward.placeholders, strict=True) if s in own)
+    return frozenset(n.name for s, n in backward.given if s in own)
 
 
 def _final(joint: Joint, slot: Slot) -> Slot:

@@ -20,7 +20,7 @@ class Roles:
     """Which nodes depend on incoming gradients, which the function's outputs need, and which the gradients need."""
 
     def __init__(self, graph: Graph, is_split: bool) -> None:
-        outs = list(zip(graph.signature.outs, graph.results, strict=True))
+        outs = graph.gives
         nodes = list(graph.fx.nodes)
         self.incoming: set[fx.Node] = set()
         for node in nodes:
@@ -34,9 +34,7 @@ class Roles:
         self.effects = [n for n in nodes if n in self.incoming and has_effect(n)]
         """What backward does besides computing gradients: it draws, seeds, checks."""
         self.backward = ancestors([v for s, v in outs if of_backward(s) or v in late] + self.effects)
-        self.written = {
-            n for s, n in zip(graph.signature.ins, graph.placeholders, strict=True) if Final(s) in graph.signature.outs
-        }
+        self.written = {n for s, n in graph.given if Final(s) in graph.signature.outs}
         self.is_split = is_split
         self._callers = {
             place for s, v in outs if not of_backward(s) and isinstance(v, fx.Node) for place in storages(v)
@@ -70,7 +68,7 @@ class Roles:
 
 def made_of_seeds(graph: Graph) -> set[fx.Node]:
     """Seeds, and what is computed from them alone."""
-    found = {n for s, n in zip(graph.signature.ins, graph.placeholders, strict=True) if isinstance(s, Seed)}
+    found = {n for s, n in graph.given if isinstance(s, Seed)}
     for node in graph.fx.nodes:
         if node.op == "call_function" and node.all_input_nodes and found.issuperset(node.all_input_nodes):
             found.add(node)

@@ -82,7 +82,7 @@ def saved_values(function: str, joint: Joint, split: Partition) -> SavedValues:
     lowering = lower(joint.graph)
     nodes = {n.name: n for n in joint.graph.fx.nodes}
     kept = {nodes[name] for name in split.kept}
-    slots = dict(zip(joint.signature.ins, joint.graph.placeholders, strict=True))
+    slots = dict(joint.graph.given)
 
     def described(one: Kept) -> SavedValue:
         node = nodes[one.slot.name] if isinstance(one.slot, Saved) else slots[one.slot]

@@ -72,7 +72,7 @@ class Model:
         though it was recorded in backward, since what it is made of may be another by then."""
         self.nodes: list[fx.Node] = [n for n in graph.fx.nodes if n.op != "output"]
         number = {n: i for i, n in enumerate(self.nodes)}
-        outs = list(zip(graph.signature.outs, graph.results, strict=True))
+        outs = graph.gives
         self.parents = [tuple(number[p] for p in n.all_input_nodes) for n in self.nodes]
         self._late = [roles.is_late(n) and n.name not in early for n in self.nodes]
         self._given = [n.op in ("placeholder", "get_attr") for n in self.nodes]

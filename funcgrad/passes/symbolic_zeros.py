@@ -70,7 +70,7 @@ class _Narrowing:
     def narrowed(self) -> Graph:
         old, ins = self.old, list[Slot]()
         self.by_name = {node.name: node for node in old.fx.nodes}
-        for slot, node in zip(old.signature.ins, old.placeholders, strict=True):
+        for slot, node in old.given:
             if isinstance(slot, Cotangent):
                 self.incoming.add(node)
                 if outer_slot(slot.of) in self.absent:
@@ -214,7 +214,7 @@ class _Narrowing:
     def _outs(self) -> dict[Slot, Any]:
         """What comes out: the inner tensors of a wrapper subclass all, or none."""
         found, several = dict[Slot, Any](), dict[Slot, list[tuple[Slot, Any]]]()
-        for slot, r in zip(self.old.signature.outs, self.old.results, strict=True):
+        for slot, r in self.old.gives:
             several.setdefault(outer_slot(slot), []).append((slot, r))
         for outer, pairs in several.items():
             if any(self._comes_out(outer, r) for _, r in pairs):

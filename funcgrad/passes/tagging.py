@@ -45,10 +45,10 @@ def tag_joint(joint: Joint) -> None:
     """Tag incoming gradients, writes, random draws, other effects, and what checkpoint policies say. Raises
     ``PartitionError`` on a contradiction; a mere preference to compute again yields to what must be saved."""
     graph = joint.graph
-    for slot, node in zip(graph.signature.ins, graph.placeholders, strict=True):
+    for slot, node in graph.given:
         if isinstance(slot, Cotangent):
             tag(node, Tag.MUST_BE_IN_BACKWARD, "an incoming gradient: known only when backward runs")
-    for slot, result in zip(graph.signature.outs, graph.results, strict=True):
+    for slot, result in graph.gives:
         if isinstance(slot, Final) and isinstance(result, fx.Node):
             _tag_write(slot, result)
     for node in graph.fx.nodes:

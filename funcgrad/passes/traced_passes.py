@@ -38,21 +38,18 @@ class TracedPasses:
         which they come from."""
         if self.told or any(isinstance(slot, Final) for slot in self.outs) or any(map(has_effect, self.graph.fx.nodes)):
             return None
-        graph = self.half(absent)
-        pairs = zip(graph.signature.ins, graph.placeholders, strict=True)
-        return frozenset(outer_slot(slot) for slot, node in pairs if node.users)
+        return frozenset(outer_slot(slot) for slot, node in self.half(absent).given if node.users)
 
     def _pass(self, absent: frozenset[Slot]) -> Graph:
         """One of the passes that were traced."""
         graph = self.graph
         if not self.told:
             return graph
-        outs = [(of_pass(slot, absent), r) for slot, r in zip(graph.signature.outs, graph.results, strict=True)]
+        outs = [(of_pass(slot, absent), r) for slot, r in graph.gives]
         own: list[tuple[Slot, Any]] = [(slot, r) for slot, r in outs if slot is not None]
         effects = [n for n in graph.fx.nodes if has_effect(n) and absent_in(n) == absent]
         needed = ancestors([*(r for _, r in own), *effects])
-        ins = list(zip(graph.signature.ins, graph.placeholders, strict=True))
-        made = copy_nodes(graph, [n for n in graph.fx.nodes if n in needed], ins, own, graph.name)
+        made = copy_nodes(graph, [n for n in graph.fx.nodes if n in needed], graph.given, own, graph.name)
         return verify(evolve(made, is_boxed=graph.is_boxed, handed_over=graph.handed_over))
 
 

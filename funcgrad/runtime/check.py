@@ -45,14 +45,10 @@ def require_same(
         )
     known = dict(inputs)
     for graph, runnable in zip(graphs, runnables, strict=True):
-        values = [
-            known[s] if s in known else _made_up(s, n)
-            for s, n in zip(graph.signature.ins, graph.placeholders, strict=True)
-        ]
+        values = [known[s] if s in known else _made_up(s, n) for s, n in graph.given]
         nodes = [n for n in graph.fx.nodes if n.op == "call_function" and isinstance(value_of(n), _VALUES)]
-        pairs = list(zip(graph.signature.ins, graph.placeholders, strict=True))
         outs: list[tuple[Slot, Any]] = [(Saved(n.name), n) for n in nodes]
-        every = copy_nodes(graph, graph.fx.nodes, pairs, outs, graph.name)
+        every = copy_nodes(graph, graph.fx.nodes, graph.given, outs, graph.name)
         with torch.no_grad():
             with own_draws():  # the same for each of them
                 expected = every.run(*values)

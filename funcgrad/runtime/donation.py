@@ -90,7 +90,7 @@ def donation_of(found: CapturedCall, made: Executable, options: Options) -> Dona
         return None
     graph, steps = made.graphs[0], made.schedules[0].steps
     taken = taken_in(steps)
-    for slot, node in zip(graph.signature.ins, graph.placeholders, strict=True):
+    for slot, node in graph.given:
         if why.get(slot) == "" and node.name not in taken:
             why[slot] = UNUSED
     kept = {slot: reason or UNUSED for slot, reason in why.items() if reason or slot not in graph.signature.ins}

@@ -75,7 +75,7 @@ class Explanation(Shown):
             for effect in layer.effects:
                 yield str(effect), f"layer {layer.name}"
         taken = taken_in(self.program.schedule[0].steps) if self.program.joint.donated else ()
-        nodes = dict(zip(self.program.joint.signature.ins, self.program.joint.graph.placeholders, strict=True))
+        nodes = dict(self.program.joint.graph.given)
         for slot, why in self.program.joint.donated.items():
             is_taken = not why and slot in nodes and nodes[slot].name in taken
             yield str(slot), "donated: results lie there" if is_taken else f"nothing: donated, but {why or UNUSED}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -130,8 +130,7 @@ class SubclassSpec:
 LeafSpec = TensorSpec | SubclassSpec | StaticSpec | DynamicSpec
 
 
-@frozen
-class Ambient:
+class Ambient(NamedTuple):
     """Global state a trace depends on."""
 
     grad_mode: bool
@@ -144,7 +143,7 @@ class Ambient:
 
     @staticmethod
     def now() -> Ambient:
-        return Ambient(*ambient())
+        return Ambient._make(ambient())
 
 
 def ambient() -> tuple[Any, ...]:
@@ -193,7 +192,7 @@ class CallKey(Shown):
             )
         )
         rows = [(path, re.sub(r"\bs\d+\b", lambda s: names.get(s[0], s[0]), str(spec))) for path, spec in specs]
-        rows += [(a.name, str(getattr(self.ambient, a.name))) for a in fields(Ambient)]
+        rows += [(name, str(value)) for name, value in self.ambient._asdict().items()]
         count = f"{len(self.leaves)} arguments" + (f", {len(self.captured)} captured tensors" if self.captured else "")
         return Doc(f"key: {count}", (Table(("", ""), tuple(rows), "what a call must be like"),))
 
@@ -354,10 +353,9 @@ def explain(old: CallKey, new: CallKey) -> list[Difference]:
         now_is = answers.get((path, question), was)
         if not still_answers(was, now_is):
             found.append(Difference(path, f"{question.format('it')} was {was!r}, now {now_is!r}"))
-    for attribute in fields(Ambient):
-        x, y = getattr(old.ambient, attribute.name), getattr(new.ambient, attribute.name)
+    for name, x, y in zip(Ambient._fields, old.ambient, new.ambient, strict=True):
         if x != y:
-            found.append(Difference(attribute.name.replace("_", " "), f"was {x}, now {y}"))
+            found.append(Difference(name.replace("_", " "), f"was {x}, now {y}"))
     return found
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from typing import Any
 
 import torch
-from attrs import fields
 from torch import Tensor
 
 from ..autograd_state import family_of
@@ -22,7 +21,7 @@ from ..torch_private.tensors import (
     storage_id,
 )
 from .holds import holds, still_answers
-from .key import Ambient, CallKey, Dim, DynamicSpec, SubclassSpec, TensorSpec, ambient
+from .key import CallKey, Dim, DynamicSpec, SubclassSpec, TensorSpec, ambient
 
 
 def print_guards(
@@ -42,7 +41,7 @@ def print_guards(
     Objects the lines refer to are added to ``constants``. Inner tensors get ``fresh`` names, which are added to
     ``inner_names`` by the expression they stand for.
     """
-    constants.update(keys=dispatch_keys, ambient=ambient, holds=holds, Tensor=Tensor, AMBIENT=_fields_of(key.ambient))
+    constants.update(keys=dispatch_keys, ambient=ambient, holds=holds, Tensor=Tensor, AMBIENT=key.ambient)
     wrapped = any(isinstance(v, Tensor) and is_transform_wrapper(v) for v in examples)
     memory_of = "storage_id({})" if wrapped else STORAGE_ID
     constants.update(storage_id=storage_id, unwrap_dead=unwrap_dead)
@@ -149,10 +148,6 @@ def _aliases_differ(pattern: Sequence[tuple[Any, ...]], names: Sequence[str], me
             others = [j for j in range(i) if pattern[j][0] == memory and pattern[j][2:4] == (j, -1)]
             conditions += [f"{name}._base is {names[j]}._base" for j in others]
         yield " or ".join(conditions)
-
-
-def _fields_of(state: Ambient) -> tuple[Any, ...]:
-    return tuple(getattr(state, a.name) for a in fields(Ambient))
 
 
 def _tensor_differs(name: str, spec: TensorSpec, constants: dict[str, Any]) -> str:

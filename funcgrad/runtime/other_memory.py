@@ -61,8 +61,7 @@ class Variables:
 
 def _given(graph: Graph) -> list[tuple[Slot, fx.Node]]:
     """The tensors that come from the caller, each with what stands for it."""
-    pairs = zip(graph.signature.ins, graph.placeholders, strict=True)
-    return [(s, n) for s, n in pairs if isinstance(v := value_of(n), Tensor) and v.layout is torch.strided]
+    return [(s, n) for s, n in graph.given if isinstance(v := value_of(n), Tensor) and v.layout is torch.strided]
 
 
 def _rereads(user: fx.Node, node: fx.Node) -> bool:
@@ -192,7 +191,7 @@ def _as_it_was(context: Any, i: int) -> Tensor:
 def _given_twice(backward: Graph, variables: Sequence[Input]) -> Graph:
     """A half whose calls that forward would make have other inputs in place of these ``variables``, the last."""
     new = copied(backward)
-    last, given = new.placeholders[-1], dict(zip(new.signature.ins, new.placeholders, strict=True))
+    last, given = new.placeholders[-1], dict(new.given)
     for slot in variables:
         node = given[slot]
         with new.fx.inserting_after(last):

@@ -179,7 +179,7 @@ def _texts(steps: Sequence[dis.Instruction]) -> tuple[list[types.CodeType], froz
         if is_globals:
             is_known = then is not None and _subscripts(then) and isinstance(text, str) and text.isidentifier()
         else:
-            is_known = step.argval in ("eval", "exec") and isinstance(text, str) and rest.is_call_of_one(1)
+            is_known = step.argval in ("eval", "exec") and isinstance(text, str) and rest.is_call_of_one()
         try:
             if not is_known or rest.ops(0) not in _CONSTANT:
                 raise SyntaxError
@@ -297,7 +297,7 @@ def _is_looked_at(steps: Sequence[dis.Instruction], at: int) -> bool:
     rest = _Ahead(steps, at + 1)
     if rest.ops(0) in {"CHECK_EXC_MATCH", "IS_OP"} | ATTRIBUTE or rest.ops(1) == "MATCH_CLASS":
         return True
-    if steps[at].argval == "type" and rest.is_call_of_one(1):
+    if steps[at].argval == "type" and rest.is_call_of_one():
         rest = rest.after(2)
     if steps[at].argval in ("type", "__class__"):  # compared with what is loaded next, maybe an attribute
         return rest.ops(0) in ATTRIBUTE or any(rest.ops(i) in ("IS_OP", "COMPARE_OP") for i in (1, 2))
@@ -313,7 +313,7 @@ def _reads_of_type(rest: _Ahead) -> bool:
     """Whether what follows ``type`` is ``(x).attribute``, or ``(self)``, which is no number."""
     return (
         rest.ops(0).startswith("LOAD_")
-        and rest.is_call_of_one(1)
+        and rest.is_call_of_one()
         and (rest.ops(2) in ATTRIBUTE or rest.value(0) == "self")
     )
 
@@ -336,9 +336,9 @@ class _Ahead:
         step = self.at(i)
         return None if step is None else step.argval
 
-    def is_call_of_one(self, i: int) -> bool:
+    def is_call_of_one(self) -> bool:
         """Whether a function is called with one argument: ``type(x)``, and not the ``x()`` of ``type(x())``."""
-        return self.ops(i) == "CALL" and self.value(i) == 1
+        return self.ops(1) == "CALL" and self.value(1) == 1
 
     def after(self, n: int) -> _Ahead:
         return _Ahead(self.steps, self.start + n)

@@ -137,12 +137,7 @@ def taken_back(effects: Iterable[Effect]) -> Iterator[None]:
         yield
     finally:
         for container, held in containers:
-            if isinstance(container, np.ndarray):
-                np.copyto(container, held)
-            elif is_buffer(container):
-                put_into(container, held)
-            else:
-                refill(container, held)
+            refill(container, held)
         for place, held in places:
             if place.read() is not held:
                 place.write(held)
@@ -167,13 +162,17 @@ def _reorder(container: dict[Any, Any], items: Mapping[Any, Any]) -> None:
 
 
 def refill(container: Any, items: Any) -> None:
-    """Let a container hold these items alone."""
-    if isinstance(container, list):
+    """Let a container or a buffer hold these items alone."""
+    if isinstance(container, np.ndarray):
+        np.copyto(container, items)
+    elif is_buffer(container):
+        put_into(container, items)
+    elif isinstance(container, list):
         call(container, "__setitem__", slice(None), items)
-        return
-    call(container, "clear")
-    if isinstance(container, dict):
-        for key, value in items.items():
-            call(container, "__setitem__", key, value)
     else:
-        call(container, "extend" if isinstance(container, collections.deque) else "update", items)
+        call(container, "clear")
+        if isinstance(container, dict):
+            for key, value in items.items():
+                call(container, "__setitem__", key, value)
+        else:
+            call(container, "extend" if isinstance(container, collections.deque) else "update", items)

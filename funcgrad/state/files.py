@@ -3,15 +3,14 @@ done with files, processes and sockets happens while a function is traced, and w
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import sys
-import threading
 import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ..inside import OfProcess
 from .hooks import Listener, current_listener, listening
 from .lines import line_of
 from .names import LIBRARIES, package
@@ -37,30 +36,20 @@ _OTHERS = {
 
 _OF_KERNEL = tuple(f"{os.sep}{name}{os.sep}" for name in ("proc", "sys", "dev"))
 """Where files have no versions."""
-_lock = threading.Lock()
 _stat = os.stat
-_watching = 0
-_audits = False
+_add_for_good = functools.cache(sys.addaudithook)
+"""Nobody can take one away."""
 
 
-@contextlib.contextmanager
+@OfProcess
 def hearing_of_files() -> Iterator[None]:
     """Inside, whoever listens (``hooks.listening``) is told of files, processes and sockets that code uses."""
-    global _watching, _audits
-    with _lock:
-        if not _audits:
-            _audits = True
-            sys.addaudithook(_audit)  # nobody can take one away
-        _watching += 1
-        if _watching == 1 and os.stat is _stat:
-            os.stat = _asked_for_files
-    try:
-        yield
-    finally:
-        with _lock:
-            _watching -= 1
-            if not _watching and os.stat is _asked_for_files:
-                os.stat = _stat
+    _add_for_good(_audit)
+    if os.stat is _stat:
+        os.stat = _asked_for_files
+    yield
+    if os.stat is _asked_for_files:
+        os.stat = _stat
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:

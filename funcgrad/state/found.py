@@ -146,8 +146,8 @@ class Found:
             more.clear()
 
     def _meet(self, value: Any, name: str) -> None:
-        self._known[id(value)] = value
-        self._names[id(value)] = [name]
+        self._known.setdefault(id(value), value)
+        self._names.setdefault(id(value), [name])
 
     def _name(self, value: Any) -> str:
         return self._names[id(value)][0]

@@ -145,9 +145,6 @@ class Place:
     def _owner_text(self, constant: Constant) -> str:
         return self.owner.expression(constant) if isinstance(self.owner, Place) else constant(self.owner)
 
-    def _key_written(self, constant: Constant) -> str:
-        return repr(self.key) if self.kind == "slot" else self.key_text(constant)
-
     def _overridden(self, of_slot: str, of_item: str) -> Any:
         """What puts a value there, or takes it away, where the owner's class overrides that by code of its own, which
         has run."""
@@ -175,7 +172,7 @@ class Place:
         if self.kind == "context":
             return f"{constant(self.owner)}.set({value})"
         if (by := self._overridden("__setattr__", "__setitem__")) is not None:
-            return f"{constant(by)}({self._owner_text(constant)}, {self._key_written(constant)}, {value})"
+            return f"{constant(by)}({self._owner_text(constant)}, {self.key_text(constant)}, {value})"
         return f"{self.expression(constant)} = {value}"
 
     def delete(self, constant: Constant) -> str:
@@ -183,12 +180,10 @@ class Place:
         if self.kind == "class":
             return f"delattr({constant(self.owner)}, {self.key!r})"
         if (by := self._overridden("__delattr__", "__delitem__")) is not None:
-            return f"{constant(by)}({self._owner_text(constant)}, {self._key_written(constant)})"
-        return (
-            f"del {constant(self.owner)}[{self.key!r}]"
-            if self.kind == "environ"
-            else f"del {self.expression(constant)}"
-        )
+            return f"{constant(by)}({self._owner_text(constant)}, {self.key_text(constant)})"
+        if self.kind == "environ":
+            return f"del {constant(self.owner)}[{self.key!r}]"
+        return f"del {self.expression(constant)}"
 
     def __str__(self) -> str:
         return self.name
@@ -249,7 +244,7 @@ _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
     "set": same_set,
     "array": same_array,
     "buffer": lambda was, now: holds(now, was),
-    "members": lambda was, now: same_entries(was, _members_of(now)),
+    "members": lambda was, now: same_entries(was, members_said(now)),
     "registry": lambda was, now: was == _registered_with(now),
     "like items": like_items,
     "like entries": like_entries,
@@ -266,7 +261,7 @@ _CONTENTS = {"items", "entries", "set", "array", "like items", "like entries"}
 """Comparisons with a copy of a container: where that is empty, whether it is true says it."""
 
 
-def _members_of(kind: type) -> dict[str, Any]:
+def members_said(kind: type) -> dict[str, Any]:
     """What a class says of itself, but for special methods."""
     return {name: member for name, member in list(kind.__dict__.items()) if not name.startswith("__")}
 
@@ -278,7 +273,7 @@ def _registered_with(kind: type) -> frozenset[Any]:
 
 _COMPARED_AS: dict[str, Callable[[Any], Any]] = {
     "buffer": held_by,
-    "members": _members_of,
+    "members": members_said,
     "registry": _registered_with,
 }
 """What is compared where that is not the object itself."""
@@ -303,7 +298,7 @@ class Guard:
     @staticmethod
     def members(kind: type) -> Guard:
         """That a class has the members it had."""
-        return Guard(Place("itself", kind, "members", f"vars({kind.__name__})"), _members_of(kind), "members")
+        return Guard(Place("itself", kind, "members", f"vars({kind.__name__})"), members_said(kind), "members")
 
     @staticmethod
     def registry(kind: type) -> Guard:
@@ -386,6 +381,8 @@ class Guard:
 
     @property
     def value_shown(self) -> str:
+        if self.how in ("absent", "present"):
+            return self.how
         if self.how in ("one", "apart"):
             return f"{'what is in' if self.how == 'one' else 'not what is in'} {', '.join(map(str, self.value))}"
         return _shown(self.value)

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..inside import set_to
+from ..inside import OfProcess, set_to
 from .guards import MISSING
 
 
@@ -147,33 +147,24 @@ _HEARD: tuple[tuple[Any, str, Callable[[Listener, Any, Any], None]], ...] = (
 )
 
 
-@contextlib.contextmanager
+@OfProcess
 def hooked_process() -> Iterator[None]:
     """Inside, reads of environment variables, and of what loggers let pass, are told, too; and writes of variables,
     before they happen."""
-    with _lock:
-        entry = _hooked.setdefault(_Environment, [0, [getattr(kind, name) for kind, name, _ in _HEARD]])
-        entry[0] += 1
-        if entry[0] == 1:
+    originals = [getattr(kind, name) for kind, name, _ in _HEARD]
 
-            def told(original: Callable[..., Any], tell: Callable[[Listener, Any, Any], None]) -> Callable[..., Any]:
-                @functools.wraps(original)
-                def call(owner: Any, *args: Any, **keywords: Any) -> Any:
-                    listener = _listener.get()
-                    if listener is not None and not _is_torch(sys._getframe(1)):
-                        tell(listener, owner, args[0] if args else None)
-                    return original(owner, *args, **keywords)
+    def told(original: Callable[..., Any], tell: Callable[[Listener, Any, Any], None]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(owner: Any, *args: Any, **keywords: Any) -> Any:
+            listener = _listener.get()
+            if listener is not None and not _is_torch(sys._getframe(1)):
+                tell(listener, owner, args[0] if args else None)
+            return original(owner, *args, **keywords)
 
-                return call
+        return call
 
-            for (kind, name, tell), original in zip(_HEARD, entry[1], strict=True):
-                setattr(kind, name, told(original, tell))
-    try:
-        yield
-    finally:
-        with _lock:
-            entry[0] -= 1
-            if entry[0] == 0:
-                del _hooked[_Environment]
-                for (kind, name, _), original in zip(_HEARD, entry[1], strict=True):
-                    setattr(kind, name, original)
+    for (kind, name, tell), original in zip(_HEARD, originals, strict=True):
+        setattr(kind, name, told(original, tell))
+    yield
+    for (kind, name, _), original in zip(_HEARD, originals, strict=True):
+        setattr(kind, name, original)

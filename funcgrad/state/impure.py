@@ -88,7 +88,7 @@ def put_back(
 ) -> list[Generator]:
     """The generators that have drawn, as they were before. Other threads draw from those of everybody, so these must
     be mentioned, too."""
-    drawn = [g for g in (*own, *(g for names, g in of_all if _mentions(names, g, said, functions))) if g.has_drawn()]
+    drawn = [g for g in (*own, *(g for names, g in of_all if _mentions(names, said, functions))) if g.has_drawn()]
     for generator in drawn:
         generator.put(generator.before)
     return drawn
@@ -98,9 +98,7 @@ def refuse_draw(generator: Generator) -> ImpureFunctionError:
     return refusals.DRAWS_ELSEWHERE(generator.name, where=generator.name)
 
 
-def _mentions(
-    names: frozenset[str], generator: Generator, said: Mentions, functions: Collection[types.FunctionType]
-) -> bool:
+def _mentions(names: frozenset[str], said: Mentions, functions: Collection[types.FunctionType]) -> bool:
     if names & (said.globals | said.attributes | said.modules):
         return True
     values = [function.__globals__.get(name) for function in functions for name in function.__code__.co_names]
@@ -157,11 +155,7 @@ def _clocks_in(function: types.FunctionType) -> Iterator[tuple[str, int]]:
         return
     line, owner = function.__code__.co_firstlineno, None
     for step in dis.get_instructions(function.__code__):
-        line = (
-            step.starts_line
-            if type(step.starts_line) is int
-            else (step.positions.lineno if step.positions else None) or line
-        )
+        line = (step.positions.lineno if step.positions else None) or line
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             owner = space.get(step.argval)
             if id(owner) in _CLOCK_FUNCTIONS:

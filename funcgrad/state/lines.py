@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from attrs import frozen
@@ -32,11 +32,19 @@ def short_name(filename: str) -> str:
     return "cell" if "ipykernel" in filename else os.path.basename(filename)
 
 
-def user_line() -> str | None:
-    """``file:line in function`` of the innermost frame that is neither torch's nor funcgrad's."""
+def user_frame(frame: types.FrameType) -> types.FrameType:
+    """The innermost frame, from this one on, that is neither torch's nor funcgrad's; the outermost, if there is
+    none."""
+    while frame.f_back is not None and not is_user_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def user_line(is_meant: Callable[[str], bool] = is_user_file) -> str | None:
+    """``file:line in function`` of the innermost frame of a source file that ``is_meant``."""
     frame = sys._getframe(1)
     while frame is not None:
-        if is_user_file(frame.f_code.co_filename):
+        if is_meant(frame.f_code.co_filename):
             return line_of(frame.f_code, frame.f_lineno)
         frame = frame.f_back  # type: ignore[assignment]
     return None
@@ -44,13 +52,7 @@ def user_line() -> str | None:
 
 def reading_line() -> str | None:
     """The same, past Python's own library: ``dataclasses.asdict`` and the like read for who calls them."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if is_user_file(name) and (not name.startswith(_STANDARD) or is_installed_file(name)):
-            return line_of(frame.f_code, frame.f_lineno)
-        frame = frame.f_back  # type: ignore[assignment]
-    return None
+    return user_line(lambda file: is_user_file(file) and (not file.startswith(_STANDARD) or is_installed_file(file)))
 
 
 def line_of(code: types.CodeType, line: int | None) -> str:

@@ -219,7 +219,7 @@ class Mentioned(Reached):
         for value, (called, *names) in _roots(function, said):
             for name in names:
                 owner, called = value, joined(called, name)
-                self._flag(flag_of(owner, name, called))
+                self._setting(flag_of(owner, name, called))
                 value = vars(owner).get(name) if _is_module_of_library(owner) else None
             for setting in settings_of(value):
                 self._setting(setting)
@@ -234,14 +234,10 @@ class Mentioned(Reached):
 
     def _flags_of(self, owner: Any, called: str, names: Set[str]) -> None:
         for name in names | (names_of_flags(owner) if self._names_at_will else set()):
-            self._flag(flag_of(owner, name, joined(called, name)))
+            self._setting(flag_of(owner, name, joined(called, name)))
 
-    def _flag(self, flag: Setting | None) -> None:
-        if flag is not None:
-            self._setting(flag)
-
-    def _setting(self, setting: Setting) -> None:
-        if (value := setting.place.read()) is not MISSING:
+    def _setting(self, setting: Setting | None) -> None:
+        if setting is not None and (value := setting.place.read()) is not MISSING:
             self._guard(Guard.of(setting.place, value))
             if setting.put is not None:
                 self.settings.setdefault(setting, value)

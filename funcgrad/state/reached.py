@@ -27,7 +27,7 @@ from ..torch_private.tensors import is_wrapper_subclass
 from .buffers import BUFFERS, held_by, is_buffer
 from .caches import Cache, results_of
 from .found import Found
-from .guards import MISSING, Guard, Met, Place
+from .guards import MISSING, Guard, Met, Place, members_said
 from .hooks import can_be_hooked, hook, says_what_it_has
 from .impure import GENERATORS, Generator, is_iterator, levels_of, refuse_iterator
 from .names import (
@@ -114,8 +114,7 @@ class Reached(Found):
             self._guard(Guard.of(place, value))  # it holds itself
             return
         self._guard(Guard(place, shape_of(value), "shape"))
-        self._known.setdefault(id(value), value)
-        self._names.setdefault(id(value), [place.name])
+        self._meet(value, place.name)
         if not isinstance(value, tuple):
             self.met.setdefault(id(value), Met(value, copied(value), place.name))
         self._places.setdefault(id(value), []).append(place)
@@ -235,7 +234,7 @@ class Reached(Found):
     def _class(self, kind: type, name: str) -> None:
         for c in [*kind.__mro__, *type(kind).__mro__]:  # type: ignore[misc]
             if not is_library(c) and c not in self.classes:
-                self.classes[c] = {k: v for k, v in c.__dict__.items() if not k.startswith("__")}
+                self.classes[c] = members_said(c)
                 if not is_installed(c):
                     self._guard(Guard.of(Place("slot", c, "__bases__", f"{c.__name__}.__bases__"), c.__bases__))
                 for member in c.__dict__:
@@ -370,8 +369,7 @@ class Reached(Found):
         assert own is not None
         if own and isinstance(value, types.FunctionType):  # it may be given another
             self._guard(Guard.of(Place("slot", value, "__dict__", joined(name, "__dict__")), own))
-        self._known.setdefault(id(own), own)
-        self._names.setdefault(id(own), [name])
+        self._meet(own, name)
         met = Met(own, dict(own), name, value)
         self.met.setdefault(id(own), met)
         self._late.setdefault(id(own), met)

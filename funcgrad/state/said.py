@@ -11,7 +11,7 @@ from .settings import Setting
 
 
 def shown(guard: Guard) -> str:
-    return guard.how if guard.how in ("absent", "present") else re.sub(r" at 0x[0-9a-f]+", "", guard.value_shown)
+    return re.sub(r" at 0x[0-9a-f]+", "", guard.value_shown)
 
 
 def is_read(guard: Guard) -> bool:

@@ -69,14 +69,6 @@ def _set_collector(enabled: bool) -> None:
     (gc.enable if enabled else gc.disable)()
 
 
-def _errors_of_numpy() -> tuple[tuple[str, Any], ...]:
-    return tuple(np.geterr().items())
-
-
-def _set_errors_of_numpy(was: tuple[tuple[str, Any], ...]) -> None:
-    np.seterr(**dict(was))
-
-
 _OF_DECIMALS = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
 
 
@@ -108,10 +100,6 @@ def _flushes_denormals() -> bool:
 
 _DENORMAL = 5e-324
 _OF_WARNINGS = (warnings.simplefilter, warnings.filterwarnings, warnings.resetwarnings)
-
-
-def _filters() -> tuple[Any, ...]:
-    return tuple(warnings.filters)
 
 
 def _set_filters(was: tuple[Any, ...]) -> None:
@@ -207,7 +195,9 @@ SETTINGS = (
     Setting("gc.isenabled()", gc.isenabled, _set_collector, (gc.enable, gc.disable)),
     Setting("os.getcwd()", os.getcwd, os.chdir),
     DECIMALS,
-    Setting("np.geterr()", _errors_of_numpy, _set_errors_of_numpy, (np.geterr, np.seterr)),
+    Setting(
+        "np.geterr()", lambda: tuple(np.geterr().items()), lambda was: np.seterr(**dict(was)), (np.geterr, np.seterr)
+    ),
 )
 """What functions set, too."""
 _IN_TORCH = (
@@ -224,7 +214,7 @@ def _asked() -> Iterator[Setting]:
     for function in (np.get_printoptions, locale.localeconv):
         yield Setting(f"{function.__name__}()", functools.partial(_text_of, function), None, (function,))
     # not compared unless the function names one of these: other threads set them for a while
-    yield Setting("warnings.filters", _filters, _set_filters, _OF_WARNINGS)
+    yield Setting("warnings.filters", lambda: tuple(warnings.filters), _set_filters, _OF_WARNINGS)
     yield Setting("threading.get_ident()", threading.get_ident, None, (threading.current_thread,))
 
 

@@ -15,9 +15,10 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from ..inside import set_to
 from ..torch_private.modes import without_function_modes
 from ..torch_private.texts import contents_of, text_of
-from .lines import is_user_file
+from .lines import user_frame
 from .text_flow import is_put_out
 
 _MARK = re.compile("\ue000(\\d+):([^\ue000]*)\ue000")
@@ -92,8 +93,7 @@ def formatted(record: logging.LogRecord) -> str:
     message, args = record.msg, record.args
     is_text = isinstance(message, str)
     is_plain = _PLAIN_FORMAT.fullmatch(message) is not None if is_text else _has_text(message) and not args
-    token = _formats.set(asking(sys._getframe(1)) if is_plain else None)
-    try:
+    with set_to(_formats, user_frame(sys._getframe(1)) if is_plain else None):
         if is_plain and args and isinstance(args, tuple):
             hows = [how for how in _CONVERSION.findall(message) if how != "%%"]
             if len(hows) == len(args):  # else it raises
@@ -101,8 +101,6 @@ def formatted(record: logging.LogRecord) -> str:
                 own = iter(texts)
                 return _CONVERSION.sub(lambda found: "%" if found[0] == "%%" else next(own), message)
         return str(message) if is_plain and not is_text else record.getMessage()
-    finally:
-        _formats.reset(token)
 
 
 def _has_text(value: Any) -> bool:
@@ -114,13 +112,6 @@ def _converted(how: str, value: Any) -> str:
     if isinstance(value, Tensor) and how[-1] in "diuFfEeGg":
         value = value.item()
     return str(value.text_by(how) if how[-1] not in "sr" and hasattr(type(value), "text_by") else how % (value,))
-
-
-def asking(frame: types.FrameType) -> types.FrameType:
-    """The frame of the caller's code that asks for a text: the first from this one on."""
-    while frame.f_back is not None and not is_user_file(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame
 
 
 def is_shown(frame: types.FrameType, is_kept: Callable[[], bool]) -> bool:

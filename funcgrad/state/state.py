@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import operator
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from .. import refusals
 from ..show.parts import Doc, Table
 from ..show.shown import Shown
 from ..slots import Stored
-from .buffers import held_by, put_into
+from .buffers import held_by, holds_now
 from .effects import Count, Effect, Grow, Refill, Store, refill
 from .given import IntoArguments
 from .guards import MISSING, Constant, Guard, Place
@@ -77,7 +76,7 @@ class State(Shown):
     def _shown(self, guard: Guard) -> str:
         if self.brought.leads(guard):
             return f"any {type(guard.value).__name__}"
-        return guard.how if guard.how in ("absent", "present") else guard.value_shown
+        return guard.value_shown
 
     def doc(self) -> Doc:
         rows = tuple((str(g.place), self._shown(g)) for g in self.guards)
@@ -309,20 +308,16 @@ _OF_NO_VALUE = ("present", "one", "apart", "a tensor", "shape")
 
 
 def _put_back(guard: Guard) -> Any:
-    place, now = guard.place, guard.place.read()
+    place, now, before = guard.place, guard.place.read(), MISSING
     if (place.kind == "itself" or guard.how == "shape") and isinstance(now, (dict, list, set, deque)):
         before = _cut(now, *guard.value) if guard.how == "shape" else guard.value
-        if before is not MISSING:
-            held = now.copy()
-            refill(now, before)
-            return lambda: refill(now, held)
-    if guard.how == "array" and now.flags.writeable and now.shape == guard.value.shape:
-        values = now.copy()
-        now[...] = guard.value
-        return lambda: operator.setitem(now, ..., values)
-    if guard.how == "buffer" and guard.value and (content := held_by(now)):
-        put_into(now, guard.value)
-        return lambda: put_into(now, content)
+    is_array = guard.how == "array" and now.flags.writeable and now.shape == guard.value.shape
+    if is_array or (guard.how == "buffer" and guard.value and held_by(now)):
+        before = guard.value
+    if before is not MISSING:
+        held = holds_now(now)
+        refill(now, before)
+        return lambda: refill(now, held)
     is_gone = guard.how == "tensor" and guard.value() is None
     # a variable of a context that has been set cannot be unset
     is_gone |= guard.how == "absent" and place.kind == "context"

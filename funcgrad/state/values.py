@@ -75,11 +75,9 @@ def compared_fields(kind: type) -> tuple[str, ...]:
     """The fields that ``==`` compares of a dataclass or an attrs class."""
     if dataclasses.is_dataclass(kind) and kind.__eq__ is not object.__eq__:
         return tuple(f.name for f in dataclasses.fields(kind) if f.compare)
-    return (
-        tuple(a.name for a in attrs.fields(kind) if a.eq)
-        if attrs.has(kind) and kind.__eq__ is not object.__eq__
-        else ()
-    )
+    if attrs.has(kind) and kind.__eq__ is not object.__eq__:
+        return tuple(a.name for a in attrs.fields(kind) if a.eq)
+    return ()
 
 
 def _typed(values: Any) -> set[tuple[type, Any]]:

@@ -17,7 +17,7 @@ from typing import Any
 from attrs import frozen
 
 from .guards import Constant
-from .lines import HERE, TORCH, is_user_file
+from .lines import HERE, TORCH, user_frame
 from .names import is_installed_file
 
 _OF_MODULES = tuple(os.path.join(TORCH, *file) for file in (("nn", ""), ("optim", ""), ("utils", "hooks.py")))
@@ -41,7 +41,7 @@ class Warn:
     def put_out(self) -> None:
         filename, line, space = self.filename, self.line, self.space
         if space is None:
-            frame = _caller()
+            frame = user_frame(sys._getframe(1))
             filename, line, space = frame.f_code.co_filename, frame.f_lineno, frame.f_globals
         warnings.warn_explicit(
             self.message,
@@ -69,14 +69,6 @@ class Warn:
 def _fits(pattern: Any, text: str) -> bool:
     """Whether what a filter says fits: a compiled pattern, or, of filters that Python makes at its start, a text."""
     return pattern is None or (pattern == text if isinstance(pattern, str) else pattern.match(text) is not None)
-
-
-def _caller() -> types.FrameType:
-    """The innermost frame that is the caller's of a compiled function."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and not is_user_file(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame
 
 
 def watch_warnings(kept: Callable[[], list[Any] | None]) -> Callable[[], Any]:

@@ -29,7 +29,7 @@ from .code import Mentions, loads_of, mentions, together, written_by
 from .conversions import Globals, converting, own_names
 from .files import hearing_of_files, version_of
 from .given import OF_ITEMS, given_of
-from .guards import MISSING, Guard, Met, Place
+from .guards import MISSING, Guard, Met, Place, members_said
 from .hooks import hooked_process, listening, unhook
 from .identities import Identities
 from .impure import Generator, asks_clock, levels_of, put_back
@@ -42,7 +42,6 @@ from .names import (
     found_on,
     is_installed,
     is_library,
-    is_of_trace,
     item_name,
     joined,
     package,
@@ -365,9 +364,7 @@ class Watch(Unwatched):
             held.update({key: (place, place.read()) for key, (place, _) in held.items()})  # type: ignore[attr-defined, misc]
         self.settings = {setting: setting.place.read() for setting in self.settings}
         self.variables = dict(os.environ)
-        self.classes = {
-            kind: {k: v for k, v in kind.__dict__.items() if not k.startswith("__")} for kind in self.classes
-        }
+        self.classes = {kind: members_said(kind) for kind in self.classes}
 
     # ── what is told ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -413,7 +410,7 @@ class Watch(Unwatched):
                 for table in tables:
                     self._guard(Guard.absent(Place("item", table, name, shown)))
             self._guard(Guard.absent(Place("item", own, name, shown)))
-            self._absent_on_class(type(owner), name, shown)
+            self._absent_on(type(owner).__mro__, name, shown)
 
     def environment(self, variables: Any, key: Any) -> None:
         """An environment variable was read, of ``os.environ`` or ``os.environb``."""
@@ -467,12 +464,8 @@ class Watch(Unwatched):
         elif kind is not None:
             self._on_class(type(owner), kind, name, defined, shown)
             # of classes of a library, somebody may replace what the caller's code asks for, and what modules do
-            if is_library(kind) and not is_of_trace(defined) and (name == "forward" or not by_library):
-                place = Place("class", kind, name, f"{kind.__name__}.{name}")
-                if isinstance(defined, types.FunctionType):
-                    self._value(place, defined)
-                else:
-                    self._guard(Guard.of(place, defined))
+            if is_library(kind) and (name == "forward" or not by_library):
+                self._library_class(kind, [name])
             of_library = is_library(kind) and (isinstance(defined, types.FunctionType) or kind is torch.nn.Module)
             if own is not None and (not of_library or name == "forward"):
                 self._guard(Guard.absent(Place("item", own, name, shown)))
@@ -494,16 +487,14 @@ class Watch(Unwatched):
         if is_library(defines):
             self.see(getattr(defined, "__func__", defined), shown)
             return
-        for c in kind.__mro__[: kind.__mro__.index(defines)]:
-            if not is_library(c):
-                self._guard(Guard.absent(Place("class", c, name, shown)))
+        self._absent_on(kind.__mro__[: kind.__mro__.index(defines)], name, shown)
         if is_installed(defines) and isinstance(defined, types.FunctionType):
             self.see(defined, shown)
         else:
             self._value(Place("class", defines, name, shown), defined)
 
-    def _absent_on_class(self, kind: type, name: str, shown: str) -> None:
-        for c in kind.__mro__:
+    def _absent_on(self, classes: Sequence[type], name: str, shown: str) -> None:
+        for c in classes:
             if not is_library(c):
                 self._guard(Guard.absent(Place("class", c, name, shown)))
 

@@ -31,12 +31,12 @@ from ..slots import Stored
 from ..subclasses import is_traced
 from ..torch_private.tensors import is_transform_wrapper, unwrap_transform
 from ..trees import LEAF, flatten
-from .buffers import added, held_by, is_buffer, put_into
+from .buffers import added, held_by, is_buffer
 from .builtin_methods import call
 from .caches import keeps_traced
 from .code import Mentions
 from .effects import Count, Effect, Grow, Refill, Store, refill
-from .guards import MISSING, Guard, Met, Place
+from .guards import MISSING, Guard, Met, Place, members_said
 from .hooks import can_be_hooked
 from .names import found_on, is_hook_of_module, item_name, joined, steps_of, uses_of
 from .new_values import CALLED, New, NewObject, attributes_made, is_copied, is_lasting, is_new
@@ -192,7 +192,7 @@ class Written:
             if container.tobytes() != before.tobytes():
                 self._watch.written.add(id(container))
                 self.effects.append(Refill(container, met.name, New(LEAF, (container.copy(),))))
-                self._back.append(lambda: np.copyto(container, before))
+                self._back.append(lambda: refill(container, before))
         elif is_buffer(container):
             if (now := held_by(container)) != before and not now:
                 self._refused.append((met.name, "a stream that it closes"))
@@ -203,7 +203,7 @@ class Written:
                     self._watch.replaced.add(id(container))
                 how, new = (Refill, now) if more is None else (Grow, more)
                 self.effects.append(how(container, met.name, New(LEAF, (new,))))
-                self._back.append(lambda: put_into(container, before))
+                self._back.append(lambda: refill(container, before))
         elif isinstance(container, contextvars.Context):
             changed = [v for v, now in container.items() if now is not before.get(v, MISSING)]
             self._refused += [(f"{met.name}[{v.name}]", "a value in a context of its own") for v in changed]
@@ -308,12 +308,10 @@ class Written:
             self.effects.append(Store(place, new))
 
     def _class(self, kind: type, had: Mapping[str, Any]) -> None:
-        for name in dict.fromkeys([*had, *(k for k in kind.__dict__ if not k.startswith("__"))]):
-            self._place(
-                Place("class", kind, name, f"{kind.__name__}.{name}"),
-                had.get(name, MISSING),
-                kind.__dict__.get(name, MISSING),
-            )
+        now = members_said(kind)
+        for name in dict.fromkeys([*had, *now]):
+            place = Place("class", kind, name, f"{kind.__name__}.{name}")
+            self._place(place, had.get(name, MISSING), now.get(name, MISSING))
 
     def _made_of(self, guard: Guard) -> None:
         """An object is of another class, or has another dict of attributes; a function has other code or defaults."""

@@ -136,7 +136,7 @@ def next_sequence_number() -> int:
 
 def running_sequence_number() -> int | None:
     """The number of the autograd node that runs now, or None outside a backward pass."""
-    node = torch._C._current_autograd_node()
+    node: Any = running_node()
     return None if node is None else int(node._sequence_nr())
 
 
@@ -204,10 +204,9 @@ def creation_meta(tensor: torch.Tensor) -> Any:
     return torch._C._autograd._get_creation_meta(tensor)
 
 
-versions_kept: Callable[[torch.Tensor | tuple[torch.Tensor, ...]], contextlib.AbstractContextManager[Any]]
-
-
-versions_kept = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
+versions_kept: Callable[[torch.Tensor | tuple[torch.Tensor, ...]], contextlib.AbstractContextManager[Any]] = (
+    torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
+)
 """Inside, writes to a tensor do not move its version counter."""
 
 

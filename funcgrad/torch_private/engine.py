@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-# FakeTensorMode and friends: 2.11, 2.13, 2.15
-
 _hook: Any = torch._C._dynamo.compiled_autograd
 
 
@@ -120,11 +118,9 @@ add_to_each: Callable[[list[torch.Tensor], list[torch.Tensor]], None] = torch._f
 def node_of(root: Any) -> Any:
     """The node of autograd that a tensor is the result of, or a gradient edge leads to; a leaf's collects its
     gradient."""
-    return (
-        root.grad_fn or torch.autograd.graph.get_gradient_edge(root).node
-        if isinstance(root, torch.Tensor)
-        else root.node
-    )
+    if isinstance(root, torch.Tensor):
+        return root.grad_fn or torch.autograd.graph.get_gradient_edge(root).node
+    return root.node
 
 
 def sequence_number(node: Any) -> int:

@@ -62,11 +62,9 @@ def is_bare_functional(value: torch.Tensor) -> bool:
 
 def fake_mode_of(tensor: torch.Tensor) -> Any:
     """The fake mode a functional tensor lives in; None for any other tensor."""
-    return (
-        getattr(torch._from_functional_tensor(tensor.elem), "fake_mode", None)
-        if isinstance(tensor, FunctionalTensor)
-        else None
-    )
+    if isinstance(tensor, FunctionalTensor):
+        return getattr(torch._from_functional_tensor(tensor.elem), "fake_mode", None)
+    return None
 
 
 _SCATTERS = {

@@ -18,7 +18,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTens
 
 from .levels import outside_transforms, transform_active
 from .operators import is_operator, is_torchs_own, writes_inputs
-from .tensors import is_zero_tensor
+from .tensors import is_zero_tensor, symbolic_zeros
 
 __all__ = ["FunctionalTensor", "FunctionalTensorMode"]
 
@@ -91,10 +91,7 @@ def make_functional_mode(
                 handed_on.clear()
         if FunctionalTensor not in types and any(map(_is_real_zero, args)):
             with self:  # what comes of zeros of forward mode alone is a tensor of the trace, too
-                args = tuple(
-                    torch._efficientzerotensor(a.shape, dtype=a.dtype, device=a.device) if _is_real_zero(a) else a
-                    for a in args
-                )
+                args = tuple(symbolic_zeros(a) if _is_real_zero(a) else a for a in args)
         answer = intercept(func, args, kwargs or {})
         if answer is not NotImplemented:
             return answer

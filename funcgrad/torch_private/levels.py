@@ -38,10 +38,10 @@ def wrapping_level(tensor: torch.Tensor) -> int:
     return int(torch._C._functorch.maybe_get_level(unwrap_dead(tensor)) or -1) if is_transform_wrapper(tensor) else -1
 
 
-def levels_of_kind(kind: str) -> frozenset[int]:
-    """The levels of torch.func that run and are of a kind (``innermost_transform``)."""
+def levels_of_reverse_mode() -> frozenset[int]:
+    """The levels of torch.func that run and are of reverse mode."""
     stack: Any = torch._C._functorch.get_interpreter_stack() or ()
-    return frozenset(top.level() for top in stack if _KINDS[int(top.key())] == kind)
+    return frozenset(top.level() for top in stack if _KINDS[int(top.key())] == "grad")
 
 
 def outside_transforms() -> contextlib.AbstractContextManager[Any]:

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..inside import OfProcess
 from .functional import running_tracer
 
 __all__ = ["TorchDispatchMode", "TorchFunctionMode"]
@@ -53,15 +54,6 @@ class _Modes(threading.local):
 _modes = _Modes()
 
 
-_modes_lock = threading.Lock()
-
-
-_threads_in_modes = 0
-
-
-_only_lift = False
-
-
 _enter_mode, _exit_mode = TorchDispatchMode.__enter__, TorchDispatchMode.__exit__
 
 
@@ -94,27 +86,26 @@ def dispatch_modes() -> list[Any]:
     return [stack_at(i) for i in range(torch._C._len_torch_dispatch_stack())]
 
 
+@OfProcess
+def _unnoted() -> Iterator[None]:
+    only_lift = torch._C._only_lift_cpu_tensors()
+    TorchDispatchMode.__enter__, TorchDispatchMode.__exit__ = _enter_unnoted, _exit_unnoted  # type: ignore[method-assign]
+    yield
+    TorchDispatchMode.__enter__, TorchDispatchMode.__exit__ = _enter_mode, _exit_mode  # type: ignore[method-assign]
+    torch._C._set_only_lift_cpu_tensors(only_lift)
+
+
 @contextlib.contextmanager
 def modes_entered() -> Iterator[None]:
     """Inside, dispatch modes are entered and left by this thread without a note of it for the whole process. Torch
     notes there that some thread is in a mode; each mode notes again what it found, so the last of two threads would
     note for good what the first one had."""
-    global _threads_in_modes, _only_lift
-    with _modes_lock:
-        if not _threads_in_modes:
-            _only_lift = torch._C._only_lift_cpu_tensors()
-            TorchDispatchMode.__enter__, TorchDispatchMode.__exit__ = _enter_unnoted, _exit_unnoted  # type: ignore[method-assign]
-        _threads_in_modes += 1
-    _modes.depth += 1
-    try:
-        yield
-    finally:
-        _modes.depth -= 1
-        with _modes_lock:
-            _threads_in_modes -= 1
-            if not _threads_in_modes:
-                TorchDispatchMode.__enter__, TorchDispatchMode.__exit__ = _enter_mode, _exit_mode  # type: ignore[method-assign]
-                torch._C._set_only_lift_cpu_tensors(_only_lift)
+    with _unnoted():
+        _modes.depth += 1
+        try:
+            yield
+        finally:
+            _modes.depth -= 1
 
 
 def count_flops(calls: Sequence[tuple[Any, tuple[Any, ...], Any]]) -> None:

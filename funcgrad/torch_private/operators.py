@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-# FakeTensorMode and friends: 2.11, 2.13, 2.15
-
 DYNAMO = "torch._dynamo"
 """The package whose errors tell of code that torch.compile does not compile."""
 

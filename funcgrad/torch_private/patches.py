@@ -28,10 +28,8 @@ COMPILED_BY_TORCH = (
 ``torch.compile`` with the backend that a context gives."""
 
 
-generic_associative_scan: Callable[..., Any]
-
-
-generic_associative_scan = importlib.import_module("torch._higher_order_ops.associative_scan").generic_associative_scan
+_scans = importlib.import_module("torch._higher_order_ops.associative_scan")
+generic_associative_scan: Callable[..., Any] = _scans.generic_associative_scan
 """``associative_scan`` by calls for many pairs at once."""
 
 

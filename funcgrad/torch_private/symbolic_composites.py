@@ -100,9 +100,6 @@ def _multi_dot(tensors: Sequence[Tensor]) -> Any:
     return found.view([n for n, rank in ((sizes[0], ranks[0]), (sizes[-1], ranks[-1])) if rank == 2])
 
 
-_Order = tuple[Any, ...]
-
-
 def _order(sizes: Sequence[Any]) -> Callable[[int, int], int]:
     """After which matrix to part a chain, from one to another one."""
     n = len(sizes) - 1

@@ -72,11 +72,7 @@ STORAGE_ID = "{}.untyped_storage()._cdata"
 
 def storage_id(tensor: torch.Tensor) -> int:
     """Identity of the memory a tensor lives in; of a transform's wrapper, that of what it wraps."""
-    return (
-        int(unwrap_transform(tensor).untyped_storage()._cdata)
-        if is_transform_wrapper(tensor)
-        else int(tensor.untyped_storage()._cdata)
-    )
+    return int(unwrap_transform(tensor).untyped_storage()._cdata)
 
 
 def storage_identity(storage: torch.UntypedStorage) -> int:

@@ -38,7 +38,7 @@ def take_apart(definition: Definition, options: Options, args: tuple[Any, ...], 
     meant = frozenset([*(names[i] for i in static), *by_name.values()])
     leaves, paths, both = flatten_call(names, meant, args, kwargs)
     for leaf, path in zip(leaves, paths, strict=True):
-        _check(definition, leaf, path)
+        _check(leaf, path)
     inputs = Inputs(tuple(names), tuple(leaves), tuple(map(Arg, paths)), both, static=meant)
     watched = (own for container in inputs.containers(args, kwargs) for own in given_of(container))
     return evolve(inputs, identities={own.variable: id(own.value) for own in watched})
@@ -64,7 +64,7 @@ def positions(definition: Definition, option: str, argnums: Iterable[int], n: in
     return {i % n for i in argnums}
 
 
-def _check(definition: Definition, leaf: Any, path: str) -> None:
+def _check(leaf: Any, path: str) -> None:
     """Refuse, before anything runs, a leaf that can be no input."""
     if isinstance(leaf, Tensor):
         require_traceable(leaf, path)

@@ -205,7 +205,7 @@ def _why_apart(found: CapturedCall, made: Executable, options: Options) -> str |
         return "writes to wrapper subclasses in its backward pass"
     if any(map(is_path_check, backward.fx.nodes)):
         return "reads values in its backward pass"
-    for slot, node in zip(backward.signature.ins, backward.placeholders, strict=True):
+    for slot, node in backward.given:
         value = value_of(node)
         if not isinstance(value, (Tensor, int, float, torch.SymInt, torch.SymFloat)) or isinstance(value, bool):
             return f"saves {slot}, a {type(value).__name__}"
@@ -258,17 +258,12 @@ def _needed(inner: Inner, joint: Joint, graphs: Sequence[Graph]) -> set[Slot]:
         return set(inner.signature.ins)
     late = {outer_slot(s.of) for s in graphs[-1].signature.ins if isinstance(s, Late)}
     if len(graphs) == 2:
-        names = {
-            n.name
-            for s, n in zip(graphs[1].signature.ins, graphs[1].placeholders, strict=True)
-            if not isinstance(s, (Cotangent, Late))
-        }
+        names = {n.name for s, n in graphs[1].given if not isinstance(s, (Cotangent, Late))}
         roots = [n for n in joint.graph.fx.nodes if n.name in names]
     else:
         roots = [node for slot, node in joint.graph.computed if not isinstance(slot, Final)]
     found = _read_by([*roots, *(n for n in joint.graph.fx.nodes if has_effect(n) and pass_of(n) == "forward")])
-    pairs = zip(joint.signature.ins, joint.graph.placeholders, strict=True)
-    return late | {outer_slot(slot) for slot, node in pairs if node in found}
+    return late | {outer_slot(slot) for slot, node in joint.graph.given if node in found}
 
 
 def _watched(inner: Inner, joint: Joint, graphs: Sequence[Graph], before: Collection[Slot]) -> dict[Slot, int]:
@@ -335,7 +330,7 @@ def pure_of(found: CapturedCall, made: Executable) -> Pure:
         halves = graphs[0], _at_level(graphs[1])
     autocast = found.key.ambient.autocast
     return Pure(
-        found.root,
+        root=found.root,
         inner=inner,
         graph=whole,
         active=active,
@@ -359,9 +354,7 @@ def _averages_instances(node: fx.Node) -> bool:
 def _at_level(backward: Graph) -> Graph:
     """The backward half as a level runs it: what autograd's engine alone asks of values, nobody asks."""
     calls = [n for n in backward.fx.nodes if n.op != "output" and n.target is not require_of_autograd]
-    ins = list(zip(backward.signature.ins, backward.placeholders, strict=True))
-    outs = list(zip(backward.signature.outs, backward.results, strict=True))
-    return restrict(copy_nodes(backward, calls, ins, outs, backward.name), backward.signature.outs)
+    return restrict(copy_nodes(backward, calls, backward.given, backward.gives, backward.name), backward.signature.outs)
 
 
 def _exchange_values_alone(forward: Graph, backward: Graph) -> bool:

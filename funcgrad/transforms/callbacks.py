@@ -15,20 +15,20 @@ from torch import Tensor
 from .. import refusals
 from ..capture.applied import apply
 from ..capture.callbacks import VMAP_METHODS, Callback, Look, Rule, Run, Sizes
-from ..capture.derived import Gradients, spread
+from ..capture.derived import Gradients
 from ..capture.floats import NotSymbolicError
 from ..capture.results import hidden_tensor
 from ..capture.trace import active_trace
-from ..errors import ArgumentError, CustomDerivativeError, OpaqueCallError, OptionError
+from ..errors import ArgumentError, OpaqueCallError, OptionError
 from ..state.lines import user_line
 from ..torch_private.functional import from_functional
 from ..torch_private.tensors import storage_id, unwrap_transform
 from ..trees import Tree, flatten, unflatten
 from .custom import bound_by_position
 from .decorator import OMITTED, Decorated, applied
-from .definition import argument_names, definition_line, name_of
+from .definition import argument_names, name_of
 from .packed import Packed, Place, leaves_like, pack
-from .rules import Like, kind_of, require_like
+from .rules import Like, gradients_of, kind_of, require_like
 
 Fn = Callable[..., Any]
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -369,35 +369,16 @@ def _share(a: torch.UntypedStorage, b: torch.UntypedStorage) -> bool:
 def _pulls(rule: Fn, layout: _Layout) -> Rule:
     def pulled(tensors: Sequence[Tensor], outs: Sequence[Tensor], cotangents: Gradients) -> Gradients:
         outs = outs[: len(layout.looks)]
-        found = rule(layout.arguments(tensors), layout.result(outs), layout.result(_filled(cotangents, outs)))
-        if not isinstance(found, (tuple, list)) or len(found) != len(layout.args):
-            raise CustomDerivativeError(
-                f"{name_of(rule)} returned {kind_of(found)}, not a tuple of {len(layout.args)} cotangents",
-                where=definition_line(rule),
-                fix="return a tuple with a cotangent for each argument, None for zero",
-            )
-        gradients: dict[int, Any] = {}
-        for arg, cotangent in zip(layout.args, found, strict=True):
-            for leaf, value in zip(arg.leaves, leaves_like(arg, cotangent, rule, "a cotangent"), strict=True):
-                if isinstance(leaf, Place):
-                    gradients[leaf.index] = require_like(
-                        value, Like.of(tensors[leaf.index]), rule, f"the cotangent of {leaf.path}"
-                    )
-        return spread(len(tensors), list(gradients), list(gradients.values()))
+        own = [Like.of(out).filled(cotangent) for out, cotangent in zip(outs, cotangents, strict=False)]
+        found = rule(layout.arguments(tensors), layout.result(outs), layout.result(own))
+        return gradients_of(layout.args, tensors, found, rule)
 
     return pulled
 
 
 def _pushes(rule: Fn, layout: _Layout) -> Rule:
     def pushed(tensors: Sequence[Tensor], outs: Sequence[Tensor], tangents: Gradients) -> Gradients:
-        own = _filled(tangents, tensors)
-
-        def tangent_of(leaf: Any) -> Any:
-            if isinstance(leaf, Place):
-                return own[leaf.index]
-            return type(leaf)(0) if isinstance(leaf, (float, complex)) else None
-
-        given = tuple(arg.with_leaves(tangent_of) for arg in layout.args)
+        given = tuple(arg.tangents(lambda i: Like.of(tensors[i]).filled(tangents[i])) for arg in layout.args)
         found = leaves_like(
             layout.packed_result, rule(layout.arguments(tensors), layout.result(outs), given), rule, "a tangent"
         )
@@ -406,9 +387,3 @@ def _pushes(rule: Fn, layout: _Layout) -> Rule:
         ]
 
     return pushed
-
-
-def _filled(derivatives: Gradients, of: Sequence[Tensor]) -> list[Any]:
-    """Zeros where there is none; None of what has none."""
-    likes = map(Like.of, of)
-    return [like.zeros() if d is None and like.is_active else d for d, like in zip(derivatives, likes, strict=False)]

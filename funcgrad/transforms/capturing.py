@@ -48,14 +48,13 @@ _AUTOCAST_UNSAID = (
 
 
 def capture_call(
-    definition: Definition, inputs: Inputs, options: Options, at_level: bool, stages: Stages, path: Path = ()
+    definition: Definition, inputs: Inputs, options: Options, stages: Stages, path: Path = ()
 ) -> CapturedCall:
-    """``at_level``: the call is one at a level of torch.func, whose tensors it reads and writes. ``path``: what
-    Python reads first of the values of tensors, whatever they are now."""
+    """``path``: what Python reads first of the values of tensors, whatever they are now."""
     varying = frozenset[str]()
     while True:
         try:
-            return _captured(definition, inputs, options, at_level, stages, path, varying)
+            return _captured(definition, inputs, options, stages, path, varying)
         # the dry run sees concrete sizes: if the recorded run returns a number that depends on a symbolic one, both
         # run again, with those results marked as varying
         except VaryingNumbersError as found:
@@ -65,17 +64,11 @@ def capture_call(
 
 
 def _captured(
-    definition: Definition,
-    inputs: Inputs,
-    options: Options,
-    at_level: bool,
-    stages: Stages,
-    path: Path,
-    varying: frozenset[str],
+    definition: Definition, inputs: Inputs, options: Options, stages: Stages, path: Path, varying: frozenset[str]
 ) -> CapturedCall:
     with stages("observe"):
         known = None if options.reads == "error" else path
-        definition, grad, facts, watch = _observed(definition, inputs, options, at_level, known, varying)
+        definition, grad, facts, watch = _observed(definition, inputs, options, known, varying)
         tensors = read_all(facts.captured, dict(inputs.dynamic))
         key = key_of(inputs, list(tensors.items()), facts)
         if inputs.sizes or (facts.path is not None and any(has_sizes(v) for v in facts.path if type(v) is tuple)):
@@ -89,8 +82,8 @@ def _captured(
             warnings.warn(_AUTOCAST_UNSAID.format(name_of(definition.root)), AutocastWarning, stacklevel=2)
         devices = tuple(device for device, _ in key.ambient.autocast)
         outer = outer_signature(facts, definition.out_slot)
-        layers = plan_layers(outer, facts, devices, not grad and not definition.splits, at_level)
-        if at_level:
+        layers = plan_layers(outer, facts, devices, not grad and not definition.splits, definition.at_level)
+        if definition.at_level:
             layers = writing_at_level(layers, dict([*inputs.tensors, *tensors.items()]), level_of_call())
         statements = statements_of(layers, outer)
         inner = Inner(
@@ -98,7 +91,7 @@ def _captured(
             definition.out_slot, definition.splits, options.backward_autocast, policy_of(options.policy), options.rng,
         )  # fmt: skip
     with stages("capture"):
-        joint, refused = _traced(inner, inner_values(statements, inputs, facts), grad, watch, at_level)
+        joint, refused = _traced(inner, inner_values(statements, inputs, facts), grad, watch, definition.at_level)
         watch.release()
         if joint.sizes is not None and joint.sizes.are_numbers:
             require_sizes_may_vary(facts)
@@ -124,12 +117,12 @@ def _no_code() -> None:
 
 
 def _observed(
-    definition: Definition, inputs: Inputs, options: Options, at_level: bool, path: Path | None, varying: frozenset[str]
+    definition: Definition, inputs: Inputs, options: Options, path: Path | None, varying: frozenset[str]
 ) -> tuple[Definition, bool, Facts, Watch]:
     """What a dry run shows; of which definition, whether gradients matter outside of it, and the watch over Python
     state."""
-    level = level_of_call() if at_level else 0
-    called = definition.definition if isinstance(definition, Inferring) else definition
+    level = level_of_call() if definition.at_level else 0
+    called = definition.of if isinstance(definition, Inferring) else definition
     hands_over = isinstance(called, Plain) and called.replays
 
     def observed(definition: Definition, grad: bool, replays: bool) -> tuple[Definition, bool, Facts, Watch]:

@@ -3,7 +3,6 @@ memory allows."""
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +21,7 @@ from ..torch_private.levels import broadcast_dims, map_over, mapped_leaves
 from ..trees import flatten, unflatten
 from .compiled import Compiled
 from .definition import Definition
+from .packed import with_values
 
 Fn = Callable[..., Any]
 _UNROLLED = 4
@@ -42,10 +42,7 @@ def in_chunks(f: Fn, in_dims: Any, out_dims: Any, randomness: str, chunk_size: i
         shared = [i for i, v in enumerate(leaves) if isinstance(v, Tensor) and dims[i] is None]
 
         def of_one(samples: Sequence[Tensor], *same: Tensor) -> Any:
-            own = list(leaves)
-            for i, value in zip((*batched, *shared), (*samples, *same), strict=True):
-                own[i] = value
-            return f(*rebuilt(own), **kwargs)
+            return f(*rebuilt(with_values(leaves, (*batched, *shared), (*samples, *same))), **kwargs)
 
         of_chunk, same = torch.func.vmap(of_one, (0, *(None for _ in shared))), [leaves[i] for i in shared]
         first = [leaves[i].movedim(dims[i], 0) for i in batched]
@@ -91,15 +88,9 @@ class Fitting(Compiled):
             # what the results take does not shrink: at least by half
             chunk = max(1, min((chunk or most) // 2, int((chunk or most) * limit / peak)))
 
-    def __copy__(self) -> Compiled:
-        return Fitting(self._make, self._options)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
-        return Fitting(copy.deepcopy(self._make, memo), self._options)
-
-    def __reduce__(self) -> Any:
-        found = super().__reduce__()
-        return found if isinstance(found, str) else (Fitting, (self._make, self._options))
+    @property
+    def _made_of(self) -> Any:
+        return self._make
 
 
 _SHARE = 0.8

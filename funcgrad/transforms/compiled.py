@@ -52,8 +52,8 @@ class Compiled(Programs):
     is one step to the others, and to the thread that compiles.
     """
 
-    def __init__(self, definition: Definition, options: Options, at_level: bool = False) -> None:
-        super().__init__(definition, options, at_level)
+    def __init__(self, definition: Definition, options: Options) -> None:
+        super().__init__(definition, options)
         self._inferring: dict[bool, Compiled] = {}
         """By grad mode, what is called in place of this in inference mode, where the function leaves that."""
 
@@ -75,14 +75,18 @@ class Compiled(Programs):
 
     # ── copies: the definition and the options come along, programs stay behind ──────────────────────────────────
 
+    @property
+    def _made_of(self) -> Any:
+        return self._definition
+
     def __copy__(self) -> Compiled:
-        return Compiled(self._definition, self._options)
+        return type(self)(self._made_of, self._options)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
-        return Compiled(copy.deepcopy(self._definition, memo), self._options)
+        return type(self)(copy.deepcopy(self._made_of, memo), self._options)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        return name_in_module(self) or (Compiled, (self._definition, self._options))
+        return name_in_module(self) or (type(self), (self._made_of, self._options))
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -162,14 +166,17 @@ class Compiled(Programs):
     def _of_inference_mode(self) -> Compiled:
         """What makes the same calls outside of inference mode: it enters that itself."""
         grad_mode = torch.is_grad_enabled()
-        made = Compiled(Inferring(self._definition, grad_mode), self._options, self._at_level)
+        made = Compiled(Inferring(self._definition, grad_mode), self._options)
         return self._inferring.setdefault(grad_mode, made)
+
+    def compiled_of(self, definition: Definition, options: Options) -> Compiled:
+        return Compiled(definition, options)
 
     def _kernel(self, found: CapturedCall, made: Executable) -> Runnable:
         """What the layers stand around: the one program; its halves, as autograd knows them; or a pure function at a
         level."""
         options = self._options.of_derived
-        if self._at_level:
+        if self._definition.at_level:
             return functools.partial(called_at_level, Compiled(pure_of(found, made), options))
         if not found.facts.differentiable:
             return made.runnables[0]

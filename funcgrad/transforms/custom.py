@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError, CustomDerivativeError
 from ..state.lines import user_line
-from ..torch_private.levels import levels_of_kind, tracking_level, transform_active
+from ..torch_private.levels import levels_of_reverse_mode, tracking_level, transform_active
 from ..trees import flatten, unflatten
 from .decorator import OMITTED, Decorated, applied
 from .definition import argument_names, definition_line, is_under_reverse, name_of
@@ -132,7 +132,7 @@ class _Custom(Decorated):
         )
         tracks = torch.is_grad_enabled()
         level = max(map(tracking_level, tensors), default=-1) if tracks else -1
-        levels = levels_of_kind("grad") if transform_active() else None
+        levels = levels_of_reverse_mode() if transform_active() else None
         call = RuledCall(self.rules, packed, nondiff, tracks, levels, sys.maxsize if is_under_reverse() else level)
         for place in call.fixed if tracks else ():
             if tracking_level(tensors[place.index]) >= 0:

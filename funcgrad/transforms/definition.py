@@ -47,17 +47,26 @@ class Definition(Protocol):
     def splits(self) -> bool:
         """Whether a result that must be differentiable is computed in two halves (else its derivative is compiled
         when asked for)."""
+        return True
 
     @property
     def replays(self) -> bool:
         """Whether what the function writes to Python state happens on each call; not where it runs again for a
         derivative."""
+        return True
+
+    @property
+    def at_level(self) -> bool:
+        """Whether its program runs at a level of torch.func, whose tensors it reads and writes."""
+        return False
 
     def argument_names(self, n: int) -> list[str]:
         """Names of ``n`` positional arguments."""
+        return argument_names(self.root, n)
 
     def out_slot(self, path: str) -> Slot:
         """What the leaf of the result at ``path`` is."""
+        return Out(path)
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -131,61 +140,57 @@ def runs_graph(definition: Any) -> bool:
 
 
 @frozen
-class Plain:
+class Plain(Definition):
     """The function itself (``jit``)."""
 
     root: Callable[..., Any]
-    splits: bool = True
-    replays: bool = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with nesting():
             return self.root(*args, **kwargs)
 
-    def argument_names(self, n: int) -> list[str]:
-        return argument_names(self.root, n)
-
-    def out_slot(self, path: str) -> Slot:
-        return Out(path)
-
 
 @frozen
-class _InMode:
-    """A definition, called in another mode of autograd."""
+class Of(Definition):
+    """A definition that is another one but for how that is called."""
 
-    definition: Definition
+    of: Definition
 
     @property
     def root(self) -> Callable[..., Any]:
-        return self.definition.root
+        return self.of.root
 
     @property
     def splits(self) -> bool:
-        return self.definition.splits
+        return self.of.splits
 
     @property
     def replays(self) -> bool:
-        return self.definition.replays
+        return self.of.replays
+
+    @property
+    def at_level(self) -> bool:
+        return self.of.at_level
 
     def argument_names(self, n: int) -> list[str]:
-        return self.definition.argument_names(n)
+        return self.of.argument_names(n)
 
     def out_slot(self, path: str) -> Slot:
-        return self.definition.out_slot(path)
+        return self.of.out_slot(path)
 
 
 @frozen
-class Untracked(_InMode):
+class Untracked(Of):
     """A definition that is called where grad mode is off, as one that switches it off itself: where grad mode is on
     again inside, what comes of that is differentiable, as it is for any part of a function."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with torch.no_grad():
-            return self.definition(*args, **kwargs)
+            return self.of(*args, **kwargs)
 
 
 @frozen
-class Inferring(_InMode):
+class Inferring(Of):
     """A definition that is called in inference mode and leaves it inside, as one that enters it itself, called
     outside."""
 
@@ -193,11 +198,11 @@ class Inferring(_InMode):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with torch.inference_mode(), torch.set_grad_enabled(self.grad_mode):
-            return self.definition(*args, **kwargs)
+            return self.of(*args, **kwargs)
 
 
 @frozen
-class Gradient:
+class Gradient(Definition):
     """Reverse-mode gradient of a scalar function; ``order`` says which of ``"value"`` and ``"grads"`` are returned.
 
     With ``has_aux``, ``aux`` goes with the value if there is one (``((value, aux), grads)``), else with the gradients;
@@ -208,8 +213,7 @@ class Gradient:
     argnums: int | tuple[int, ...]
     has_aux: bool
     order: tuple[str, ...]
-    splits: bool = False
-    replays: bool = True
+    splits = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # inlined in a vmap, grad or jvp of the traced function: torch.func knows those levels
@@ -232,9 +236,6 @@ class Gradient:
             grads = self._gradients(value, wrt, trees, differentiable, traced)
             result = self._arrange(value, aux, grads)
         return _detach_unless(result, given, own, differentiable)
-
-    def argument_names(self, n: int) -> list[str]:
-        return argument_names(self.root, n)
 
     def out_slot(self, path: str) -> Slot:
         """``grads`` leaves are gradients of the arguments they belong to; all others are outputs."""
@@ -319,7 +320,7 @@ def _one_for(value: Tensor) -> Tensor:
 
 
 @frozen
-class Pullback:
+class Pullback(Definition):
     """The vector-Jacobian product of an inner function: ``(values, cotangents) → gradients``.
 
     ``values`` has one for each of its inputs; ``wrt`` are the positions of those to differentiate. ``active`` are the
@@ -331,8 +332,8 @@ class Pullback:
     wrt: tuple[int, ...]
     active: tuple[Slot, ...]
     root: Callable[..., Any]
-    splits: bool = False
-    replays: bool = False
+    splits = False
+    replays = False
 
     @property
     def reads_late(self) -> bool:

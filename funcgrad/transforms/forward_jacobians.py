@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..trees import flatten, unflatten
 from .chunks import in_chunks
+from .packed import with_values
 
 Fn = Callable[..., Any]
 
@@ -28,10 +29,9 @@ def jacfwd_in_chunks(
         numels = [v.numel() for v in leaves]
 
         def of_leaves(*own: Tensor) -> Any:
-            given, new = list(args), unflatten(own, tree)
-            for i, value in [(argnums, new)] if isinstance(argnums, int) else zip(argnums, new, strict=True):
-                given[i] = value
-            return f(*given, **kwargs)
+            new = unflatten(own, tree)
+            places, values = ([argnums], [new]) if isinstance(argnums, int) else (argnums, new)
+            return f(*with_values(args, places, values), **kwargs)
 
         def push(*tangents: Tensor) -> Any:
             _, *rest = torch.func.jvp(of_leaves, tuple(leaves), tangents, has_aux=has_aux)

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ..errors import ArgumentError, OptionError
 from ..options import Options, make_options
-from ..slots import Out, Slot
 from ..torch_private.tensors import symbolic_zeros
 from ..trees import flatten, require_same, tree_map, unflatten
 from .chunks import Fitting, in_chunks
@@ -24,6 +23,7 @@ from .compiled import Compiled
 from .containers import as_given, carried, of_given, over_carried
 from .decorator import OMITTED, applied
 from .definition import (
+    Definition,
     Plain,
     argument_names,
     checked_argnums,
@@ -34,20 +34,19 @@ from .definition import (
 )
 from .forward_jacobians import jacfwd_in_chunks
 from .points import mismatches_named, require_leaves, require_no_saved_hooks, require_primals, require_tangents
+from .rules import Like
 
 Fn = Callable[..., Any]
 BatchedDraws = Literal["error", "same", "different"]
 
 
 @frozen(eq=False)
-class Transformed:
+class Transformed(Definition):
     """A transform of torch.func over the caller's function."""
 
     root: Fn
     transform: Callable[[Fn], Fn]
     names: tuple[str, ...] = ()
-    splits: bool = True
-    replays: bool = True
     none: bool = True
     """Whether None is a container of nothing; to vmap it is a leaf."""
 
@@ -57,9 +56,6 @@ class Transformed:
 
     def argument_names(self, n: int) -> list[str]:
         return list(self.names[:n]) or argument_names(self.root, n)
-
-    def out_slot(self, path: str) -> Slot:
-        return Out(path)
 
 
 def vmap_compiled(
@@ -85,36 +81,29 @@ def vmap_compiled(
     ``torch.func.vmap`` raises for writes of samples into what they share, and what ``fg.jit`` raises.
     """
 
-    of, chosen = functools.partial(_mapped, carried(in_dims), carried(out_dims), randomness), make_options(options)
+    of, chosen = functools.partial(_batched, carried(in_dims), carried(out_dims), randomness), make_options(options)
     _check(randomness, None if chunk_size == "auto" else chunk_size)
     if chunk_size == "auto":
         return applied(lambda f: Fitting(functools.partial(of, f), chosen), f)
     return applied(lambda f: Compiled(of(f, chunk_size), chosen), f)
 
 
-def _mapped(in_dims: Any, out_dims: Any, randomness: BatchedDraws, f: Fn, size: int | None) -> Transformed:
-    return Transformed(f, _Mapped(in_dims, out_dims, randomness, size), none=False)
+def _batched(in_dims: Any, out_dims: Any, randomness: BatchedDraws, f: Fn, size: int | None) -> Transformed:
+    return Transformed(f, functools.partial(_mapped, in_dims, out_dims, randomness, size), none=False)
 
 
-@frozen(eq=False)
-class _Mapped:
+def _mapped(in_dims: Any, out_dims: Any, randomness: BatchedDraws, size: int | None, f: Fn) -> Fn:
     """``torch.func.vmap`` with its arguments."""
+    if size is None:
+        mapped = torch.func.vmap(f, in_dims, out_dims, randomness)
+    else:
+        mapped = in_chunks(f, in_dims, out_dims, randomness, size)
 
-    in_dims: Any
-    out_dims: Any
-    randomness: BatchedDraws
-    size: int | None
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with mismatches_named():
+            return mapped(*args, **kwargs)
 
-    def __call__(self, f: Fn) -> Fn:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with mismatches_named():
-                return mapped(*args, **kwargs)
-
-        if self.size is None:
-            mapped = torch.func.vmap(f, self.in_dims, self.out_dims, self.randomness)
-        else:
-            mapped = in_chunks(f, self.in_dims, self.out_dims, self.randomness, self.size)
-        return call
+    return call
 
 
 def jacrev_compiled(
@@ -185,25 +174,22 @@ def _jacobian(
 ) -> Any:
     """``transform`` of ``f`` (of what ``inner`` makes of it), for ``argnums`` that name arguments which have
     derivatives."""
-    how, chosen = _Jacobian(transform, inner, checked_argnums(argnums)), make_options(options)
+    how = functools.partial(_checked, transform, inner, checked_argnums(argnums))
+    chosen = make_options(options)
     return applied(lambda f: Compiled(Transformed(f, how), chosen), f)
 
 
-@frozen(eq=False)
-class _Jacobian:
+def _checked(
+    transform: Callable[..., Fn], inner: Callable[..., Fn] | None, numbers: int | tuple[int, ...], f: Fn
+) -> Fn:
     """A jacobian of torch.func's, or one of another one, whose arguments are checked."""
 
-    transform: Callable[..., Fn]
-    inner: Callable[..., Fn] | None
-    numbers: int | tuple[int, ...]
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for i in positions_of(numbers, f, len(args)):
+            require_leaves(as_given(args[i]), argument_names(f, len(args))[i])
+        return transform(f if inner is None else inner(f))(*args, **kwargs)
 
-    def __call__(self, f: Fn) -> Fn:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            for i in positions_of(self.numbers, f, len(args)):
-                require_leaves(as_given(args[i]), argument_names(f, len(args))[i])
-            return self.transform(f if self.inner is None else self.inner(f))(*args, **kwargs)
-
-        return call
+    return call
 
 
 # ── those that are called with the point they are taken at ───────────────────────────────────────────────────────────
@@ -219,17 +205,12 @@ def _jitted(f: Fn, options: Options) -> Compiled:
 
 @functools.lru_cache(_KEPT)
 def _with_tangents(f: Fn, has_aux: bool, options: Options) -> Compiled:
-    return Compiled(Transformed(f, _Pushed(has_aux), ("primals", "tangents")), options)
+    return Compiled(Transformed(f, functools.partial(_pushed, has_aux), ("primals", "tangents")), options)
 
 
-@frozen(eq=False)
-class _Pushed:
+def _pushed(has_aux: bool, f: Fn) -> Fn:
     """``torch.func.jvp`` with its option."""
-
-    has_aux: bool
-
-    def __call__(self, f: Fn) -> Fn:
-        return lambda primals, tangents: torch.func.jvp(f, primals, tangents, has_aux=self.has_aux)
+    return lambda primals, tangents: torch.func.jvp(f, primals, tangents, has_aux=has_aux)
 
 
 def jvp_compiled(f: Fn, primals: Any, tangents: Any, has_aux: bool = False, **options: Any) -> Any:
@@ -295,7 +276,7 @@ def linearize_compiled(f: Fn, *primals: Any, **options: Any) -> Any:
         return unflatten([next(rest) if has else v for has, v in zip(inexact, others, strict=True)], tree)
 
     points, structure, _ = flatten(primals)
-    expected = [(v.shape, v.dtype, v.device) for v in points]
+    expected = list(map(Like.of, points))
     del points
 
     def jvp_fn(*tangents: Any) -> Any:
@@ -303,9 +284,8 @@ def linearize_compiled(f: Fn, *primals: Any, **options: Any) -> Any:
         given, own, paths = flatten(tangents, "tangents")
         require_same(structure, own, "tangents", "tangents and primals have different structure")
         for t, path, wanted in zip(given, paths, expected, strict=True):
-            if not isinstance(t, Tensor) or (t.shape, t.dtype, t.device) != wanted:
-                shape, dtype, device = wanted
-                like = f"a {str(dtype).removeprefix('torch.')} tensor of shape {list(shape)} on {device}"
+            if not isinstance(t, Tensor) or Like.of(t) != wanted:
+                like = f"{wanted} on {wanted.device}"
                 raise ArgumentError(f"{path} is {describe(t)}", where=path, fix=f"pass what its primal is: {like}")
         zeros = [torch.zeros_like(v) if isinstance(v, Tensor) else v for v in others]
         return result(transpose(carried(tangents, True))[0], zeros)

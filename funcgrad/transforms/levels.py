@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from .. import refusals
-from ..capture.capture_sources import Origin, Unresolved, find_origins
+from ..capture.capture_sources import Unresolved, find_origins
 from ..capture.trace import active_trace
 from ..errors import CapturedTransformError
 from ..runtime.call import MISS
@@ -37,7 +37,6 @@ from ..torch_private.levels import (
 from ..torch_private.modes import foreign_trace_active
 from ..torch_private.tensors import unwrap_transform
 from ..trees import Node, Tree, flatten, unflatten
-from .definition import Definition
 from .nodes import batch_of, pure_call, randomness_at
 from .peel import AT_MOST, Peel, print_peel, with_batch_dimensions
 from .programs import Programs
@@ -83,17 +82,15 @@ def _met_first(compiled: Programs, args: tuple[Any, ...], kwargs: dict[str, Any]
     if kind == "vmap":
         return _batched(compiled, leaves, tree, level)
     args, kwargs = unflatten(leaves, tree)
-    return (
-        _functionalised(compiled, leaves, tree, level)
-        if kind == "functionalize"
-        else _at_level(compiled).run(args, kwargs)
-    )
+    if kind == "functionalize":
+        return _functionalised(compiled, leaves, tree, level)
+    return _at_level(compiled).run(args, kwargs)
 
 
 def _at_level(compiled: Programs) -> Programs:
     if compiled.at_level is None:
         definition = compiled.definition
-        compiled.at_level = compiled.derived("level", lambda: AtLevel(definition, definition.root), at_level=True)
+        compiled.at_level = compiled.derived("level", lambda: AtLevel(definition))
     return compiled.at_level
 
 
@@ -125,7 +122,7 @@ def _batched(compiled: Programs, leaves: list[Any], tree: Tree, level: int) -> A
         target, own_leaves, own_tree = compiled, leaves, tree
         if compiled.of_outer_levels:
             origins = compiled.of_outer_levels
-            target = compiled.derived(("given", origins), functools.partial(_given, compiled.definition, origins))
+            target = compiled.derived(("given", origins), functools.partial(Given, compiled.definition, origins))
             args, kwargs = unflatten(leaves, tree)
             own_leaves, own_tree, _ = flatten((([origin.read() for origin in origins], *args), kwargs))
         try:
@@ -138,16 +135,12 @@ def _batched(compiled: Programs, leaves: list[Any], tree: Tree, level: int) -> A
             compiled.peels = []
 
 
-def _given(of: Definition, origins: tuple[Origin, ...]) -> Given:
-    return Given(of, origins, of.root)
-
-
 def _peeled(compiled: Programs, leaves: list[Any], tree: Tree, level: int, caller: Programs | None) -> Any:
     """A call under vmap. The next one of ``caller`` with such arguments is printed."""
     of, (own, dims, size, randomness) = compiled.definition, batch_of(leaves, level)
     target = compiled.derived(
         ("vmap", tree, dims, size, randomness),
-        lambda: Batched(of.root, replays=of.replays, of=of, tree=tree, dims=dims, size=size, randomness=randomness),
+        lambda: Batched(of=of, tree=tree, dims=dims, size=size, randomness=randomness),
     )
     with BelowLevel():
         result, out_dims = target(*own)

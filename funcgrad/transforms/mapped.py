@@ -82,17 +82,20 @@ def _repeat(condition: Graph, body: Graph, carry: Sequence[Tensor], constants: S
     return apply(flow, [*(t.contiguous() for t in carry), *constants])
 
 
-def _is_differentiated(value: Any) -> bool:
-    """Whether some level of autograd knows a value."""
+def is_opaque(value: Any) -> bool:
+    """Whether no level of reverse mode knows a value."""
     if not isinstance(value, Tensor):
-        return False
-    if dual_parts(value)[1] is not None:
         return True
     while is_transform_wrapper(value):
         if is_tracked_wrapper(value):
-            return True
+            return False
         value = wrapped_value(value)
-    return bool(value.requires_grad)
+    return not value.requires_grad
+
+
+def _is_differentiated(value: Any) -> bool:
+    """Whether some level of autograd knows a value."""
+    return isinstance(value, Tensor) and (dual_parts(value)[1] is not None or not is_opaque(value))
 
 
 def _with_derivative(op: Any) -> Callable[..., Any]:

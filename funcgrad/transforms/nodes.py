@@ -24,6 +24,7 @@ from .. import refusals
 from ..capture.memory import overlaps_itself
 from ..capture.trace import active_trace
 from ..generators import own_draws, state_of
+from ..graphs import checks_alone
 from ..levels import below_levels
 from ..runtime.call import MISS
 from ..runtime.late_state import LateState
@@ -51,19 +52,19 @@ from ..torch_private.levels import (
 from ..torch_private.modes import foreign_trace_active
 from ..torch_private.tensors import (
     in_memory,
-    is_tracked_wrapper,
-    is_transform_wrapper,
     unwrap_transform,
-    wrapped_value,
 )
+from .definition import has_derivative
+from .mapped import is_opaque
+from .packed import with_values
 from .peel import AT_MOST, At, Crossing, print_crossing
 from .programs import Programs
 from .pure import (
     BackwardHalf,
+    Checks,
     ForwardHalf,
     Pure,
     backward_half,
-    checks_of,
     mapped,
     pulled_back,
     pushed_forward,
@@ -115,12 +116,12 @@ def pure_call(compiled: Programs, values: Sequence[Any], kind: str | None, level
                 value = wrapped_at(level, value)
             elif value.requires_grad:
                 tracked.append(i)
-            opaque = opaque and _is_opaque(below)
+            opaque = opaque and is_opaque(below)
         own.append(below)
         here.append(value)
     definition: Any = compiled.definition
     if not tracked or not definition.n_outs or not torch.is_grad_enabled():
-        _require_path(compiled, own, kind, level)
+        _require_path(compiled, own, kind)
         return _one_below(compiled, level, own)
     if definition.exact is not None and not opaque:
         exact, places = definition.exact
@@ -130,7 +131,7 @@ def pure_call(compiled: Programs, values: Sequence[Any], kind: str | None, level
         here = _with_copies(here, definition.written)
     rule = _rule(compiled, tuple(tracked), len(here), opaque)
     if rule.requires_path:
-        _require_path(compiled, own, kind, level)
+        _require_path(compiled, own, kind)
     elif opaque and not definition.written and not definition.draws:
         _print_peel(rule, values, own)
     return applied_at_level(_Node, rule, level, _ran(rule, level, own, here), *[here[i] for i in tracked])
@@ -151,7 +152,7 @@ def _print_peel(rule: ReverseRule, values: Sequence[Any], own: Sequence[Any]) ->
         Crossing(are, kept, definition.n_outs, linear_in),
         rule.forward.run_first_fit,
         functools.partial(_called, rule.forward),
-        _is_opaque,
+        is_opaque,
         functools.partial(applied_at_level, _Node, rule),
     )
     compiled.peels = [peel, *compiled.peels][:AT_MOST]
@@ -176,17 +177,6 @@ def _with_copies(values: Sequence[Any], written: Collection[int]) -> list[Any]:
 
 def _is_tracked(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
-
-
-def _is_opaque(value: Any) -> bool:
-    """Whether no level of autograd below knows a value."""
-    if not isinstance(value, Tensor):
-        return True
-    while is_transform_wrapper(value):
-        if is_tracked_wrapper(value):
-            return False
-        value = wrapped_value(value)
-    return not value.requires_grad
 
 
 # ── reverse mode ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -254,7 +244,7 @@ def _pulled_now(rule: ReverseRule, active: tuple[int, ...]) -> Programs:
     guards, made = known
     if active not in made:
         product = pulled_back(of, rule.n, rule.tracked, active, guards)
-        made[active] = type(rule.compiled)(product, rule.compiled._options)
+        made[active] = rule.compiled.compiled_of(product, rule.compiled._options)
     return made[active]
 
 
@@ -276,7 +266,7 @@ def _new_rule(compiled: Programs, tracked: tuple[int, ...], n: int, opaque: bool
     knows = isinstance(definition, Pure) and definition.tracks(tracked)
     forward, backward = compiled, None
     if knows and definition.halves is not None and opaque:
-        half = ForwardHalf(definition.root, of=definition)
+        half = ForwardHalf(of=definition)
         forward = compiled.derived("forward", lambda: half)
         n_saved = half.n_outs - definition.n_outs
         backward = compiled.derived(("backward", tracked), lambda: backward_half(definition, tracked, n, n_saved))
@@ -307,7 +297,7 @@ def _ran(rule: ReverseRule, level: int, own: Sequence[Any], values: Sequence[Any
     needs, and, of what it drew from, the states before."""
     definition: Any = rule.compiled.definition
     states = {of: state_of(of) for of in definition.draws} if definition.draws else None
-    outs = _run_below(rule.forward, level, own)
+    outs = _run_below(rule.forward, own)
     kept = values if rule.places is None else [values[i] for i in rule.places]
     if rule.backward is not None:
         kept = [*kept, *outs[definition.n_outs :]]
@@ -338,7 +328,7 @@ def _recorded(
     ctx.save_for_backward(*[None if i in ctx.scalars else v for i, v in enumerate(kept)] if ctx.scalars else kept)
     ctx.set_materialize_grads(False)
     active = range(len(outs)) if rule.active is None else rule.active
-    ctx.active = [i for i in active if isinstance(v := outs[i], Tensor) and (v.is_floating_point() or v.is_complex())]
+    ctx.active = [i for i in active if has_derivative(outs[i])]
     if len(ctx.active) < len(outs):
         ctx.mark_non_differentiable(*[v for i, v in enumerate(outs) if isinstance(v, Tensor) and i not in ctx.active])
     return outs
@@ -369,9 +359,7 @@ def _gradients(ctx: Any, incoming: Sequence[Any]) -> list[Any]:
                 gradients = _called(pulled, values)
     finally:
         _drawn_at.reset(token)
-    for i, gradient in zip(rule.gives, gradients, strict=True):
-        found[i] = gradient
-    return found
+    return with_values(found, rule.gives, gradients)
 
 
 def _reference(value: Any) -> Callable[[], Any]:
@@ -394,7 +382,7 @@ def _called(compiled: Programs, values: Sequence[Any]) -> Any:
 
 def _one_below(compiled: Programs, level: int, own: Sequence[Any]) -> tuple[Any, ...]:
     """A pure function of values below a level; its tensors wrapped for it."""
-    return _wrapped(level, _run_below(compiled, level, own))
+    return _wrapped(level, _run_below(compiled, own))
 
 
 def _wrapped(level: int, values: Sequence[Any]) -> tuple[Any, ...]:
@@ -402,7 +390,7 @@ def _wrapped(level: int, values: Sequence[Any]) -> tuple[Any, ...]:
     return tuple([wrapped_at(level, v) if isinstance(v, Tensor) else v for v in values])
 
 
-def _run_below(compiled: Programs, level: int, own: Sequence[Any]) -> Sequence[Any]:
+def _run_below(compiled: Programs, own: Sequence[Any]) -> Sequence[Any]:
     """A pure function of values below a level. What is linear in symbolic zeros is zeros."""
     of = compiled.definition
     with BelowLevel(tracked=True):
@@ -419,11 +407,11 @@ def _pushed(compiled: Programs, values: Sequence[Any], kind: str | None, level: 
     of: Any = compiled.definition
     if not wrt or not of.n_outs:
         return compiled.run(tuple(primals), {}) if kind is None else _one_below(compiled, level, _below(primals, level))
-    if of.exact is not None and not (of.is_itself_for(wrt) and all(map(_is_opaque, _below(values, level)))):
+    if of.exact is not None and not (of.is_itself_for(wrt) and all(map(is_opaque, _below(values, level)))):
         exact, places = of.exact
         with of.again():
             return _pushed(compiled.derived("exact", lambda: exact), [values[i] for i in places], kind, level)
-    _require_path(compiled, primals if kind is None else _below(primals, level), kind, level)
+    _require_path(compiled, primals if kind is None else _below(primals, level), kind)
     if kind is None and torch.is_grad_enabled() and any(_is_tracked(v) or _is_tracked(t) for v, t in pairs):
         return _pushed_and_tracked(compiled, values, wrt)
     n = len(values)
@@ -436,20 +424,20 @@ def _pushed(compiled: Programs, values: Sequence[Any], kind: str | None, level: 
     return _duals(outs, found[of.n_outs :])
 
 
-def _require_path(compiled: Programs, own: Sequence[Any], kind: str | None, level: int) -> None:
+def _require_path(compiled: Programs, own: Sequence[Any], kind: str | None) -> None:
     """Raise ``PathMiss`` where Python reads other values than when a pure function was made: the function itself would
     go another way; what depends on its inputs, what the layers around it do, and write to Python state, would be that
     of the former."""
     of = compiled.definition
     if not isinstance(of, Pure) or not of.reads_values:
         return
-    checks = compiled.derived("checks", lambda: checks_of(of))
+    checks = compiled.derived("checks", lambda: Checks(of=of, graph=checks_alone(of.graph)))
     states = {drawn: state_of(drawn) for drawn in of.draws}
     with own_draws(states) if states else contextlib.nullcontext():  # the function draws the same numbers after it
         if kind is None:
             checks.run(tuple(own), {})
         else:
-            _run_below(checks, level, own)
+            _run_below(checks, own)
 
 
 def _pushed_and_tracked(compiled: Programs, values: Sequence[Any], wrt: tuple[int, ...]) -> tuple[Any, ...]:
@@ -472,7 +460,7 @@ def _pushed_and_tracked(compiled: Programs, values: Sequence[Any], wrt: tuple[in
 
 def _duals(values: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, ...]:
     pairs = zip(values, tangents, strict=True)
-    return tuple(_dual(v, t) if t is not None and (v.is_floating_point() or v.is_complex()) else v for v, t in pairs)
+    return tuple(_dual(v, t) if t is not None and has_derivative(v) else v for v, t in pairs)
 
 
 def _dual(value: Tensor, tangent: Tensor) -> Tensor:

@@ -41,17 +41,25 @@ class Packed:
         """The pytree with its tensors."""
         return self.with_leaves(lambda leaf: tensors[leaf.index] if isinstance(leaf, Place) else leaf)
 
+    def tangents(self, of: Callable[[int], Any]) -> Any:
+        """The pytree of what is a tangent ``of`` each tensor; those of numbers are zero, and nothing else has one."""
+
+        def tangent(leaf: Any) -> Any:
+            if isinstance(leaf, Place):
+                return of(leaf.index)
+            return type(leaf)(0) if isinstance(leaf, (float, complex)) else None
+
+        return self.with_leaves(tangent)
+
     def once(self, values: Sequence[Any], zeros: Callable[[int], Any]) -> Any:
         """The pytree of one value for each tensor; where a tensor stands a second time, its zeros: values are
         summed."""
         pending = dict(enumerate(values))
 
         def value(leaf: Any) -> Any:
-            return (
-                (pending.pop(leaf.index) if leaf.index in pending else zeros(leaf.index))
-                if isinstance(leaf, Place)
-                else None
-            )
+            if isinstance(leaf, Place):
+                return pending.pop(leaf.index) if leaf.index in pending else zeros(leaf.index)
+            return None
 
         return self.with_leaves(value)
 
@@ -74,16 +82,18 @@ def pack(value: Any, tensors: list[Tensor], root: str = "", known: dict[int, int
     return Packed(tree, tuple(packed))
 
 
+def returned(rule: Callable[..., Any], what: str, fix: str) -> CustomDerivativeError:
+    """The error where a rule returned what it may not."""
+    return CustomDerivativeError(f"{name_of(rule)} returned {what}", where=definition_line(rule), fix=fix)
+
+
 def leaves_like(expected: Packed, found: Any, rule: Callable[..., Any], what: str) -> list[Any]:
     """The leaves of what a rule returned, in the order of a pytree it must be like; None where it has None for a
     part of that."""
     leaves, tree, paths = flatten(found)
     for path, a, b in _differences(expected.tree, tree, ""):
-        raise CustomDerivativeError(
-            f"{name_of(rule)} returned {what} of structure {b}{f' at {path}' if path else ''}, not {a}",
-            where=definition_line(rule),
-            fix="return the same structure, or None for what is zero",
-        )
+        given = f"{what} of structure {b}{f' at {path}' if path else ''}, not {a}"
+        raise returned(rule, given, "return the same structure, or None for what is zero")
     by_path = dict(zip(paths, leaves, strict=True))
     return [by_path.get(path) for path in leaf_paths(expected.tree)]
 

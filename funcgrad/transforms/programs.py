@@ -112,10 +112,9 @@ class Programs(abc.ABC):
     """The programs of one definition: found by a call's key, compiled where none fits, run. ``Compiled`` says what a
     call is under the transforms of torch.func, and where a program's kernel must be differentiable."""
 
-    def __init__(self, definition: Definition, options: Options, at_level: bool = False) -> None:
+    def __init__(self, definition: Definition, options: Options) -> None:
         self._definition = definition
         self._options = options
-        self._at_level = at_level
         self._derived = OrderedDict[Any, Programs]()
         self.at_level: Programs | None = None  # what is called at levels of autograd
         self.peels: list[Printed] = []  # calls at levels, printed
@@ -161,19 +160,23 @@ class Programs(abc.ABC):
     def _kernel(self, found: CapturedCall, made: Executable) -> Runnable:
         """What the layers stand around."""
 
+    @abc.abstractmethod
+    def compiled_of(self, definition: Definition, options: Options) -> Programs:
+        """Another definition, compiled."""
+
     @property
     def definition(self) -> Definition:
         """What is compiled, in plain PyTorch."""
         return self._definition
 
-    def derived(self, key: Any, make: Callable[[], Definition], at_level: bool = False) -> Programs:
+    def derived(self, key: Any, make: Callable[[], Definition]) -> Programs:
         """The compiled function of a definition made of this one's, once."""
         found = self._derived.get(key)
         if found is None:
+            definition = make()
             # at a level the arguments are the same
-            options = self._options if at_level else self._options.of_derived
-            made = type(self)(make(), options, at_level)
-            found = self._derived.setdefault(key, made)
+            options = self._options if definition.at_level else self._options.of_derived
+            found = self._derived.setdefault(key, self.compiled_of(definition, options))
             if key[0] in ("backward", "pull"):  # from other results each time
                 halves = [k for k in list(self._derived) if k[0] == key[0]]
                 warn_of_many(len(halves), self.__name__)
@@ -230,7 +233,7 @@ class Programs(abc.ABC):
     def _may_run_again(self) -> bool:
         """Whether eager PyTorch may make a call that a program has begun and raised in: nothing has happened."""
         has_happened = any(program.joint.calls_opaque for program in self._cache.programs)
-        return self._definition.replays and not self._at_level and not has_happened
+        return self._definition.replays and not self._definition.at_level and not has_happened
 
     def _program_or_error(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path
@@ -330,7 +333,7 @@ class Programs(abc.ABC):
     def _compile_on_path(self, inputs: Inputs, path: Path) -> Program:
         """Compile for calls in which Python reads this first. A number that was another one before is a symbol, if
         the function can work on it; what it decides is checked in the program."""
-        if not self._at_level:  # there, what is read of objects is read again for each derivative
+        if not self._definition.at_level:  # there, what is read of objects is read again for each derivative
             inputs = with_objects(inputs, self._cache.programs)
         attempts = [path]
         if self._options.dynamic is not False and self._options.numerics == "fast":
@@ -390,12 +393,12 @@ class Programs(abc.ABC):
         (``partition_joint``, ``build_all``); print the one function that checks, runs and repacks (``print_call``)."""
         stages = Stages(self.__name__)
         with stages.progress():
-            found = capture_call(self._definition, inputs, self._options, self._at_level, stages, path)
-            if self._options.donate_argnums and not self._at_level:
+            found = capture_call(self._definition, inputs, self._options, stages, path)
+            if self._options.donate_argnums and not self._definition.at_level:
                 found = with_donations(found, self._options)
             parts = partition_joint(found.joint, self._options, stages, definition_line(self._definition.root))
             # at a level, its kernel is compiled where it is called
-            made = parts.unbuilt if self._at_level else build_all(parts, stages)
+            made = parts.unbuilt if self._definition.at_level else build_all(parts, stages)
             if ENVIRONMENT.verify and made.runnables:
                 require_same(made.graphs, made.runnables, found.values, parts.backend)
             with stages("print"):

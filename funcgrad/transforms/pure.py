@@ -22,7 +22,7 @@ from ..capture.trace import active_trace
 from ..capture.views import is_dense
 from ..generators import Drawn
 from ..graph_primitives import Opaque
-from ..graphs import Graph, checks_alone, pass_of, where_of
+from ..graphs import Graph, pass_of, where_of
 from ..passes.traced_passes import TracedPasses
 from ..slots import Cotangent, Out, Saved, Slot
 from ..state.guards import Guard
@@ -31,36 +31,46 @@ from ..torch_private.levels import batched_at, dual_parts, sharing_dual_level, u
 from ..torch_private.modes import without_function_modes
 from ..torch_private.tensors import is_zero_tensor
 from ..trees import Tree, flatten, unflatten
-from .definition import Definition, OfGraph, Pullback, nesting, under_reverse
+from .definition import Definition, Of, OfGraph, Pullback, nesting, under_reverse
 from .mapped import MAPPED
 from .packed import with_values
 
 
-@frozen(eq=False)
-class _OfValues:
+class _OfValues(Definition):
     """A definition that takes flat values."""
 
-    root: Callable[..., Any]
-    splits: bool = True
-    replays: bool = False
+    @property
+    def replays(self) -> bool:
+        return False
 
     def argument_names(self, n: int) -> list[str]:
         return [f"values[{i}]" for i in range(n)]
 
-    def out_slot(self, path: str) -> Slot:
-        return Out(path)
+
+@frozen(eq=False, kw_only=True)
+class _OfAnother(_OfValues):
+    """One that is made of another definition."""
+
+    of: Any
+
+    @property
+    def root(self) -> Callable[..., Any]:
+        return self.of.root  # type: ignore[no-any-return]
 
 
 @frozen(eq=False, kw_only=True)
-class Batched(_OfValues):
+class Batched(_OfAnother):
     """A definition under vmap: of leaves with a batch dimension where ``dims`` has one. Returns its result, and the
     batch dimension of each of its leaves (-1: none)."""
 
-    of: Definition
     tree: Tree
     dims: tuple[int | None, ...]
     size: int | None
     randomness: str
+
+    @property
+    def replays(self) -> bool:
+        return self.of.replays  # type: ignore[no-any-return]
 
     def __call__(self, *leaves: Any) -> Any:
         size: Any = next((v.shape[d] for v, d in zip(leaves, self.dims, strict=True) if d is not None), self.size)
@@ -79,6 +89,7 @@ class Pure(_OfValues):
     is, so that derivatives of any order are those of what the caller wrote; where it writes to memory that inputs
     share, its graph."""
 
+    root: Callable[..., Any]
     inner: Inner
     graph: Graph
     active: tuple[int, ...]
@@ -144,10 +155,9 @@ class Pure(_OfValues):
 
 
 @frozen(eq=False, kw_only=True)
-class _OfPure(_OfValues):
+class _OfPure(_OfAnother):
     """A pure function made of another one."""
 
-    of: Any
     exact: tuple[Any, tuple[int, ...]] | None = None
     """For a function that takes saved values, and so has no derivatives: the function that has, and which of the
     values it takes."""
@@ -342,13 +352,11 @@ class Pushed(_OfPure):
 
 
 @frozen(eq=False)
-class Given:
+class Given(Of):
     """A definition that is given, before its arguments, what it closes over of an outer level."""
 
-    of: Definition
     origins: tuple[Origin, ...]
-    root: Callable[..., Any]
-    splits: bool = True
+    splits = True
 
     def __call__(self, values: Sequence[Any], /, *args: Any, **kwargs: Any) -> Any:
         trace = active_trace()
@@ -356,33 +364,22 @@ class Given:
         with trace.binding(list(zip((origin.read() for origin in self.origins), values, strict=True))):
             return self.of(*args, **kwargs)
 
-    @property
-    def replays(self) -> bool:
-        return self.of.replays
-
     def argument_names(self, n: int) -> list[str]:
         return ["given", *self.of.argument_names(n - 1)]
 
-    def out_slot(self, path: str) -> Slot:
-        return self.of.out_slot(path)
-
 
 @frozen(eq=False)
-class AtLevel:
+class AtLevel(Of):
     """A definition whose program runs at a level of autograd. A gradient, too, is differentiated there like any
     function: cotangents that are given are inputs like others."""
 
-    of: Definition
-    root: Callable[..., Any]
-    splits: bool = True
-    replays: bool = True
+    splits = True
+    replays = True
+    at_level = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with nesting() if isinstance(self.of, Pullback) else contextlib.nullcontext():
             return self.of(*args, **kwargs)
-
-    def argument_names(self, n: int) -> list[str]:
-        return self.of.argument_names(n)
 
     def out_slot(self, path: str) -> Slot:
         return Out(path)  # a gradient that is a result is none of this function's own
@@ -453,24 +450,18 @@ def mapped(of: Any, dims: tuple[int | None, ...], size: int | None, randomness: 
     exact = None
     if of.exact is not None:
         exact = mapped(of.exact[0], tuple(dims[i] for i in of.exact[1]), size, randomness), of.exact[1]
-    return Mapped(of.root, of=of, dims=dims, size=size, randomness=randomness, exact=exact, written=of.written)
+    return Mapped(of=of, dims=dims, size=size, randomness=randomness, exact=exact, written=of.written)
 
 
 def pushed_forward(of: Any, wrt: tuple[int, ...], n: int) -> Pushed:
     """What is written to has a tangent that is written to."""
-    return Pushed(
-        of.root, of=of, n=n, wrt=wrt, written=of.written | {n + k for k, i in enumerate(wrt) if i in of.written}
-    )
-
-
-def checks_of(of: Pure) -> Checks:
-    return Checks(of.root, of=of, graph=checks_alone(of.graph))
+    return Pushed(of=of, n=n, wrt=wrt, written=of.written | {n + k for k, i in enumerate(wrt) if i in of.written})
 
 
 def backward_half(of: Pure, wrt: tuple[int, ...], n: int, n_saved: int) -> BackwardHalf:
-    exact = Pulled(of.root, of=of, n=n, wrt=wrt, active=of.active, late=of.inner.facts.state.late.guards)
+    exact = Pulled(of=of, n=n, wrt=wrt, active=of.active, late=of.inner.facts.state.late.guards)
     places = (*range(n), *range(n + n_saved, n + n_saved + len(of.active)))
-    return BackwardHalf(of.root, of=of, wrt=wrt, n_before=n + n_saved, exact=(exact, places))
+    return BackwardHalf(of=of, wrt=wrt, n_before=n + n_saved, exact=(exact, places))
 
 
 def pulled_back(of: Any, n: int, wrt: tuple[int, ...], active: tuple[int, ...], late: tuple[Guard, ...] = ()) -> Pulled:
@@ -480,4 +471,4 @@ def pulled_back(of: Any, n: int, wrt: tuple[int, ...], active: tuple[int, ...], 
         whole, places = of.exact
         own = pulled_back(whole, len(places), tuple(places.index(i) for i in wrt), active)
         exact = own, (*places, *range(n, n + len(active)))
-    return Pulled(of.root, of=of, n=n, wrt=wrt, active=active, exact=exact, late=late)
+    return Pulled(of=of, n=n, wrt=wrt, active=active, exact=exact, late=late)

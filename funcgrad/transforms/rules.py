@@ -33,7 +33,7 @@ from ..torch_private.levels import (
 from ..torch_private.modes import TorchFunctionMode
 from ..trees import flatten
 from .definition import definition_line, name_of, under_reverse
-from .packed import Packed, Place, leaves_like, pack, with_values
+from .packed import Packed, Place, leaves_like, pack, returned, with_values
 
 Fn = Callable[..., Any]
 
@@ -98,6 +98,10 @@ class Like:
     def zeros(self) -> Tensor:
         return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
 
+    def filled(self, derivative: Any) -> Any:
+        """A cotangent or tangent of such a tensor: zeros where there is none; None where it has no derivative."""
+        return self.zeros() if derivative is None and self.is_active else derivative
+
     def __str__(self) -> str:
         return f"a {str(self.dtype).removeprefix('torch.')} tensor of shape {list(self.shape)}"
 
@@ -139,11 +143,7 @@ def _ran(call: RuledCall, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list
         out, residuals = rule(*call.arguments(tensors)), ()
     if rule is not call.rules[0]:
         if not isinstance(out, tuple) or len(out) != 2:
-            raise CustomDerivativeError(
-                f"{name_of(rule)} returned {kind_of(out)}, not a pair",
-                where=definition_line(rule),
-                fix="return (out, residuals)",
-            )
+            raise returned(rule, f"{kind_of(out)}, not a pair", "return (out, residuals)")
         out, residuals = out
     outs: list[Tensor] = []
     kept = list(tensors)
@@ -205,9 +205,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
 
 
 def _filled(ctx: Any, values: Sequence[Any]) -> list[Any]:
-    """A cotangent or tangent of each tensor that was made: zeros where there is none, None where it has no
-    derivative."""
-    return [like.zeros() if v is None and like.is_active else v for v, like in zip(values, ctx.like, strict=True)]
+    """A cotangent or tangent of each tensor that was made."""
+    return [like.filled(v) for v, like in zip(values, ctx.like, strict=True)]
 
 
 @contextlib.contextmanager
@@ -232,20 +231,18 @@ def _primals(ctx: Any) -> Iterator[list[Tensor]]:
         yield [dual_parts(tensor)[0] for tensor in ctx.saved_tensors]
 
 
+_NONE = "return None: it has no derivative"
+
+
 def require_like(found: Any, like: Like, rule: Fn, what: str) -> Any:
     """A cotangent or tangent that a rule returned for a tensor, of the very shape and dtype."""
     if found is None or (
         isinstance(found, Tensor) and like.is_active and (found.shape, found.dtype) == (like.shape, like.dtype)
     ):
         return found
-    raise CustomDerivativeError(
-        f"{name_of(rule)} returned {Like.of(found) if isinstance(found, Tensor) else repr(found)} as {what}, which is "
-        f"{like}",
-        where=definition_line(rule),
-        fix="return a tensor of that shape and dtype, or None for zero"
-        if like.is_active
-        else "return None: it has no derivative",
-    )
+    fix = "return a tensor of that shape and dtype, or None for zero" if like.is_active else _NONE
+    given = Like.of(found) if isinstance(found, Tensor) else repr(found)
+    raise returned(rule, f"{given} as {what}, which is {like}", fix)
 
 
 class _Ruled(torch.autograd.Function):
@@ -274,10 +271,10 @@ class VjpFunction(_Ruled):
         saved = [unwrap_dead(tensor) for tensor in ctx.saved_tensors]
         found: list[Any] = [None] * ctx.n
         if any(cotangent is not None for cotangent in incoming[: layout.n_outs]):
-            cotangents = layout.out.once(_filled(ctx, incoming[:-1]), lambda i: _filled(ctx, [None] * len(ctx.like))[i])
-            found = _gradients(
-                call, saved[: ctx.n], call.rules[2](*call.given(saved), layout.residuals.of(saved), cotangents)
-            )
+            cotangents = layout.out.once(_filled(ctx, incoming[:-1]), lambda i: ctx.like[i].filled(None))
+            given = call.rules[2](*call.given(saved), layout.residuals.of(saved), cotangents)
+            meant = "argument that is not in nondiff_argnums"
+            found = gradients_of(call.free, saved[: ctx.n], given, call.rules[2], meant)
         reached = [i for i in range(layout.n_outs, len(ctx.like)) if incoming[i] is not None]
         if reached:
             wrt = [place.index for arg in call.free for place in arg.places if ctx.needs_input_grad[1 + place.index]]
@@ -313,17 +310,15 @@ class VjpFunction(_Ruled):
         return *with_values([None] * len(ctx.like), active, pushed), None
 
 
-def _gradients(call: RuledCall, tensors: Sequence[Tensor], cotangents: Any) -> list[Any]:
-    """What ``bwd`` returned, by tensors of the arguments."""
-    free, rule = call.free, call.rules[2]
-    if not isinstance(cotangents, (tuple, list)) or len(cotangents) != len(free):
-        raise CustomDerivativeError(
-            f"{name_of(rule)} returned {kind_of(cotangents)}, not a tuple of {len(free)} cotangents",
-            where=definition_line(rule),
-            fix="return a tuple with a cotangent for each argument that is not in nondiff_argnums, None for zero",
-        )
+def gradients_of(
+    args: Sequence[Packed], tensors: Sequence[Tensor], cotangents: Any, rule: Fn, meant: str = "argument"
+) -> list[Any]:
+    """The ``cotangents`` of arguments that a rule returned, by tensor. ``meant``: which arguments these are."""
+    if not isinstance(cotangents, (tuple, list)) or len(cotangents) != len(args):
+        given = f"{kind_of(cotangents)}, not a tuple of {len(args)} cotangents"
+        raise returned(rule, given, f"return a tuple with a cotangent for each {meant}, None for zero")
     found: list[Any] = [None] * len(tensors)
-    for arg, cotangent in zip(free, cotangents, strict=True):
+    for arg, cotangent in zip(args, cotangents, strict=True):
         for leaf, value in zip(arg.leaves, leaves_like(arg, cotangent, rule, "a cotangent"), strict=True):
             if isinstance(leaf, Place):
                 like = Like.of(tensors[leaf.index])
@@ -369,26 +364,11 @@ class JvpFunction(_Ruled):
 def _pushed(ctx: Any, tensors: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
     """What the rule says of the tangent of each tensor of the result; None for zero."""
     call, rule = ctx.call, ctx.call.rules[1]
-    free = call.free
-
-    def tangent_of(leaf: Any) -> Any:
-        if not isinstance(leaf, Place):
-            return type(leaf)(0) if isinstance(leaf, (float, complex)) else None
-        like = Like.of(tensors[leaf.index])
-        return like.zeros() if tangents[leaf.index] is None and like.is_active else tangents[leaf.index]
-
     with under_reverse(False):
-        pair = rule(
-            *call.given(tensors),
-            tuple(arg.of(tensors) for arg in free),
-            tuple(arg.with_leaves(tangent_of) for arg in free),
-        )
+        own = tuple(arg.tangents(lambda i: Like.of(tensors[i]).filled(tangents[i])) for arg in call.free)
+        pair = rule(*call.given(tensors), tuple(arg.of(tensors) for arg in call.free), own)
     if not isinstance(pair, tuple) or len(pair) != 2:
-        raise CustomDerivativeError(
-            f"{name_of(rule)} returned {kind_of(pair)}, not a pair",
-            where=definition_line(rule),
-            fix="return (out, tangent_out)",
-        )
+        raise returned(rule, f"{kind_of(pair)}, not a pair", "return (out, tangent_out)")
     found: list[Any] = [None] * len(ctx.like)
     for part, what in zip(pair, ("a result", "a tangent"), strict=True):
         for leaf, value in zip(ctx.layout.out.leaves, leaves_like(ctx.layout.out, part, rule, what), strict=True):
