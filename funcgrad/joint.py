@@ -148,6 +148,8 @@ class Joint(Shown):
     """What in the forward pass has a derivative of its own, where transforms may differentiate the graph."""
     arrivals: tuple[Slot, ...] = ()
     """The inputs, in the order in which gradients come to them."""
+    catches: bool = False
+    """Whether the function may catch what an operation raises: code that ran has a handler."""
     donated: Mapping[Slot, str] = {}
     """The inputs whose memory the caller gives away (``donate_argnums``), each with why it cannot be taken; nothing
     where it may be."""
@@ -172,14 +174,14 @@ class Joint(Shown):
 
     @property
     def raises(self) -> bool:
-        """Whether it may raise that a matrix is singular."""
-        return any(map(_checks_matrix, self.graph.fx.nodes))
+        """Whether the function may catch what it raises: that a matrix is singular, for one."""
+        return self.catches or any(map(_checks_matrix, self.graph.fx.nodes))
 
     @property
     def drawn_tentatively(self) -> list[Drawn]:
-        """What random numbers are drawn from before the last check of what Python read, or of a matrix."""
+        """What random numbers are drawn from before the last check of what Python read, or of what may be caught."""
         nodes = self.graph.fx.nodes
-        checks = [i for i, node in enumerate(nodes) if is_path_check(node) or _checks_matrix(node)]
+        checks = [i for i, node in enumerate(nodes) if self.catches or is_path_check(node) or _checks_matrix(node)]
         drawing = filter(is_random, itertools.islice(self.graph.fx.nodes, max(checks, default=0)))
         has_key = checks and any(isinstance(slot, Seed) for slot in self.signature.ins)
         found: dict[object, Drawn] = {_CPU: _CPU} if has_key else {}

@@ -525,3 +525,18 @@ def test_a_number_is_computed_where_it_is_read_if_that_costs_less_than_a_functio
         for f in (divided, added)
     ]
     assert computes == [{"div_2", "mul"}, {"mul"}]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_two_kernels_compute_is_the_same_in_both(seed):
+    """The backward pass of a minimum looks for it among values that another kernel has computed: with a multiplication
+    and an addition as one there, and as two here, it would be found nowhere, and the gradient NaN."""
+
+    def f(x):
+        b = x[1] * x[2] + x[0] * x[0]
+        g = x[2] * x[3] + b
+        least = torch.stack([b, g]).min(), torch.stack([b, x[0]]).min()
+        return torch.stack([x[0] * x[1] + least[0], least[1] * x[2] + x[4]]).min()
+
+    x = torch.randn(5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    torch.testing.assert_close(fg.grad_compiled(f, backend="c")(x), torch.func.grad(f)(x))

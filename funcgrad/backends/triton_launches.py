@@ -18,6 +18,9 @@ import triton.language as tl
 from funcgrad.backends.triton_functions import *
 """
 
+_EXACT = "enable_fp_fusion=False"
+"""No multiplication is contracted with an addition: a value that two kernels compute is the same in both."""
+
 
 def print_file(launches: Sequence[Launch], machine: Machine) -> str:
     """The text of the module."""
@@ -50,7 +53,7 @@ def _calls(kernel: Kernel, printed: Printed, names: Mapping[str, str]) -> list[s
         for name, p in zip(partials, printed.partials, strict=True)
     ]
     takes = ", ".join([*(names[b.name] for b in kernel.parameters), *partials])
-    lines.append(f"{printed.name}[{printed.grid}]({takes}, num_warps={printed.warps})  # {kernel.name}")
+    lines.append(f"{printed.name}[{printed.grid}]({takes}, num_warps={printed.warps}, {_EXACT})  # {kernel.name}")
     for i, (name, p) in enumerate(zip(partials, printed.partials, strict=True)):
-        lines.append(f"{printed.name}_total{i}[({p.blocks},)]({name}, {names[p.buffer]}, num_warps=4)")
+        lines.append(f"{printed.name}_total{i}[({p.blocks},)]({name}, {names[p.buffer]}, num_warps=4, {_EXACT})")
     return lines

@@ -125,6 +125,7 @@ def capture(
         with_backward,
         symbols.lines, tuple(trace.reads.done), trace.own_rule,
         () if trace.passages is None else tuple(trace.passages.arrivals),
+        trace.watch is not None and trace.watch.catches,
     )  # fmt: skip
 
 

@@ -44,6 +44,10 @@ _BY_LOOKS = {
 """Operators to whose result the first operand gives no values: only sizes, strides, dtype and device."""
 
 
+class RaisedByValues(BaseException):  # a signal, which no code of the caller's takes for the error
+    """An operator raises for the values of this call: the program of others would not."""
+
+
 class UnknownValue(Exception):  # noqa: N818 a signal
     """A value that this call does not determine: a cotangent that comes in later, an operand of a body that runs
     many times."""
@@ -179,8 +183,12 @@ class Tape:
         return self._evaluated(op, args, kwargs, self._constants, _fixed)
 
     def now(self, op: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What an operator makes of values in this call. Raises ``UnknownValue``."""
-        return self._evaluated(op, args, kwargs, self._now, _hint)
+        """What an operator makes of values in this call. Raises ``UnknownValue``; ``RaisedByValues`` where it, or what
+        leads to them, raises."""
+        try:
+            return self._evaluated(op, args, kwargs, self._now, _hint)
+        except (IndexError, RuntimeError, ValueError) as error:
+            raise RaisedByValues from error
 
     def _evaluated(
         self,

@@ -18,7 +18,6 @@ from typing import Any
 
 from attrs import frozen
 from torch import nn
-from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from ..graph_primitives import Path, PathMiss, Read, in_any_call, is_same_value
 from .call import MISS, Call
@@ -123,8 +122,9 @@ class ProgramCache:
                 if miss.read >= len(path):  # one that leaves the path before says less
                     path = (*(in_any_call(read.value) for read in program.joint.reads[: miss.read]), miss.value)
                 continue
-            except LinAlgError:
-                if met is None and (program := entry.program()) is not None and not program.joint.calls_opaque:
+            except Exception as error:
+                program = entry.program()
+                if met is None and program is not None and program.may_be_caught(error):
                     return MISS  # it is asked again
                 raise
             if result is not MISS:

@@ -25,6 +25,7 @@ from .archive import save
 from .call import Call, build_call, called_alone
 from .captured import Around
 from .key import CallKey
+from .tentative import is_of_values
 
 
 @frozen(eq=False, repr=False)
@@ -79,6 +80,10 @@ class Program(Shown):
     @property
     def joint(self) -> Joint:
         return self.around.joint
+
+    def may_be_caught(self, error: Exception) -> bool:
+        """Whether its kernel has raised what the function may catch in eager PyTorch, and nothing has happened."""
+        return self.joint.raises and not self.joint.calls_opaque and is_of_values(error)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the program to a file, from which ``fg.load(path)`` makes it again, in another process, without the

@@ -3,20 +3,38 @@ and how that is taken back."""
 
 from __future__ import annotations
 
+import linecache
+import traceback
 from collections.abc import Sequence
 from types import TracebackType
 
+import torch
 from torch import Tensor
-from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from ..autograd_state import version_of
+from ..errors import FuncgradError
 from ..generators import Drawn, set_state_of, state_of
 from ..graph_primitives import PathMiss
 from ..torch_private.autograd import set_versions
 
+_NOT_OF_VALUES = (FuncgradError, torch.OutOfMemoryError)
+_CALL, _KERNEL = "<funcgrad call ", "kernel("
+"""Where a printed call runs, and what runs the kernel in it."""
+
+
+def is_of_values(error: Exception) -> bool:
+    """Whether the kernel of a program has raised what operators raise for values (an index that is out of bounds, a
+    matrix that is singular), which a function may catch in eager PyTorch: nothing has happened by then."""
+    if not isinstance(error, (IndexError, RuntimeError, ValueError)) or isinstance(error, _NOT_OF_VALUES):
+        return False
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_filename.startswith(_CALL):
+            return _KERNEL in linecache.getline(frame.f_code.co_filename, line)
+    return False
+
 
 class Tentative:
-    """A context: where a path is missed inside, or a matrix is singular (the function may catch that, in eager
+    """A context: where a path is missed inside, or an operator raises (which the function may catch, in eager
     PyTorch), the version counters and ``requires_grad`` of ``tensors`` are what they were, and so are the states of
     what was ``drawn`` from. (Where another thread drew meanwhile, what it drew is drawn again.)"""
 
@@ -33,7 +51,7 @@ class Tentative:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not isinstance(error, (PathMiss, LinAlgError)):
+        if not isinstance(error, (PathMiss, IndexError, RuntimeError, ValueError)):
             return
         for tensor, required in zip(self._tensors, self._required, strict=True):
             if tensor.requires_grad != required:

@@ -53,9 +53,7 @@ class Found:
         self.replaced: set[Any] = set()
         """Of containers whose contents a program stores (with ``"items"``: that are guarded one by one), and of the
         places of single values it stores: what they were is guarded."""
-        self.moved: set[int] = set()
-        """The identities of objects that were there before and stored as they are, maybe somewhere else: a program
-        is for these very ones."""
+        self.moved: set[int] = set()  # the identities of what was there before, and is stored: a program is for these
         self.stored: list[tuple[Place, Any]] = []
         """Attributes of which no hook hears that were written to, with what was there."""
         self.first: list[Any] | None = None

@@ -73,7 +73,7 @@ class Place:
     @property
     def identity(self) -> tuple[str, Any, Any]:
         owner = self.owner.identity if isinstance(self.owner, Place) else id(self.owner)
-        return self.kind, owner, (type(self.key), self.key) if isinstance(self.key, Hashable) else id(self.key)
+        return self.kind, owner, _identity_of(self.key)
 
     @property
     def location(self) -> tuple[str, Any, Any]:
@@ -187,6 +187,14 @@ class Place:
 
     def __str__(self) -> str:
         return self.name
+
+
+def _identity_of(key: Any) -> Any:
+    """What is equal for equal keys alone; tensors are keys by their identity, and ``==`` of them is a tensor."""
+    if type(key) is tuple:
+        return tuple, tuple(map(_identity_of, key))
+    by_value = isinstance(key, Hashable) and not isinstance(key, Tensor)
+    return (type(key), key) if by_value else (Tensor, id(key))
 
 
 def _item_of(owner: Any, key: Any) -> Any:

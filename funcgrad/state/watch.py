@@ -33,7 +33,7 @@ from .guards import MISSING, Guard, Met, Place, members_said
 from .hooks import hooked_process, listening, unhook
 from .identities import Identities
 from .impure import Generator, asks_clock, levels_of, put_back
-from .lines import Lines
+from .lines import Lines, is_user_file
 from .names import (
     LIBRARIES,
     TABLES,
@@ -241,6 +241,11 @@ class Watch(Unwatched):
     @property
     def _what_ran(self) -> list[types.CodeType]:
         return [code for code in self._codes if self._ran is None or code in self._ran]
+
+    @property
+    def catches(self) -> bool:
+        """Whether code that was reached, and is not torch's, has a handler (``try``, ``with``)."""
+        return any(code.co_exceptiontable for code in self._codes if is_user_file(code.co_filename))
 
     @property
     def reads_past_hooks(self) -> bool:

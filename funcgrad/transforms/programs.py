@@ -17,7 +17,6 @@ from typing import Any
 
 from attrs import evolve
 from torch import Tensor
-from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from torch.nn.parameter import is_lazy
 
 from .. import refusals
@@ -26,6 +25,7 @@ from ..capture.capture_sources import Origin
 from ..capture.floats import NotSymbolicError
 from ..capture.inputs import Inputs
 from ..capture.source_location import is_of_function, user_line_of
+from ..capture.tape import RaisedByValues
 from ..errors import (
     DataDependentShapeError,
     FuncgradError,
@@ -93,6 +93,10 @@ _FIRST_AGAIN = (
     "{} has made a parameter, another leaf, or a hook of a module, where there was none, in {} calls, each of which "
     "ran in eager PyTorch, the last one for {}. Make it where the object is made."
 )
+_CAUGHT_AGAIN = (
+    "{} has caught what an operation raised for the values it was given in {} calls, each of which ran in eager "
+    "PyTorch. Ask for what makes it raise first (torch.linalg.cholesky_ex, an index that is compared with the size)."
+)
 _UNKNOWN_AGAIN = (
     "{} has run in eager PyTorch for {} calls, the last one as {} was given arguments as never before, and nothing "
     "says how its result looks then. Say it: fg.opaque(f, like=...)."
@@ -130,6 +134,7 @@ class Programs(abc.ABC):
         self._is_warned_of_paths = False
         self._lost_paths = 0
         self._firsts = 0
+        self._caught = 0
         self._not_symbolic: set[tuple[Symbol, Any]] = set()
         self._no_sizes: set[Any] = set()
         """By what shares memory, where the function does not trace with numbers as sizes."""
@@ -196,8 +201,8 @@ class Programs(abc.ABC):
             known, met = self._cache.misses, list[Path]()
             try:
                 result = self._cache.run_first_fit(args, kwargs, met)
-            except LinAlgError:
-                if not self._may_run_again:
+            except Exception as error:
+                if not self._may_be_caught(error):
                     raise
                 break
             if result is MISS:
@@ -210,6 +215,8 @@ class Programs(abc.ABC):
                     made = self._program_or_error(args, kwargs, path)
                 if made is None:
                     return self._definition(*args, **kwargs)
+                if isinstance(made, RaisedByValues):
+                    break
                 if isinstance(made, Exception):
                     return self._rerun_eagerly(made, args, kwargs, path)
                 program = made
@@ -218,8 +225,8 @@ class Programs(abc.ABC):
                 # kernels round otherwise than what the path was found with: what they read is known now
                 except PathMiss:
                     continue
-                except LinAlgError:
-                    if not self._may_run_again:
+                except Exception as error:
+                    if not self._may_be_caught(error):
                         raise
                     break
                 compiled += 1
@@ -227,20 +234,31 @@ class Programs(abc.ABC):
                 return result
         else:
             raise AssertionError(f"a fresh program does not fit its own arguments:\n{program.call}")
-        return self._definition(*args, **kwargs)  # which may catch what was raised
+        result = self._definition(*args, **kwargs)  # which may catch what was raised
+        self._note_caught()
+        return result
 
-    @property
-    def _may_run_again(self) -> bool:
-        """Whether eager PyTorch may make a call that a program has begun and raised in: nothing has happened."""
-        has_happened = any(program.joint.calls_opaque for program in self._cache.programs)
-        return self._definition.replays and not self._definition.at_level and not has_happened
+    def _may_be_caught(self, error: Exception) -> bool:
+        """Whether eager PyTorch may make a call that a program has begun and raised in, as the function may catch
+        that: nothing has happened."""
+        programs = self._cache.programs
+        has_happened = any(program.joint.calls_opaque for program in programs)
+        return self._definition.replays and not has_happened and any(p.may_be_caught(error) for p in programs)
+
+    def _note_caught(self) -> None:
+        """The function has caught what an operation raised for the values of a call. One that does so again and again
+        says so."""
+        self._caught += 1
+        log(1, f"{self.__name__} has run in eager PyTorch: it caught what an operation raised")
+        if self._caught == _PATHS:
+            warnings.warn(_CAUGHT_AGAIN.format(self.__name__, _PATHS), ReadsWarning, stacklevel=3)
 
     def _program_or_error(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path
-    ) -> Program | Exception | None:
+    ) -> Program | Exception | RaisedByValues | None:
         """A program for a call in which Python reads ``path`` first; or why eager PyTorch is to make this call: what
-        the function itself raised while it was traced, a first call that makes what lacks; None where there are too
-        many paths."""
+        the function itself raised while it was traced, or an operator for the values of this call, a first call that
+        makes what lacks; None where there are too many paths."""
         with outside_levels():
             inputs = take_apart(self._definition, self._options, args, kwargs)
             # a derivative of a program has no other way to run
@@ -248,6 +266,10 @@ class Programs(abc.ABC):
                 return None
             try:
                 return self._compile_and_keep(inputs, path)
+            except RaisedByValues as raised:
+                if self._definition.replays:
+                    return raised
+                raise raised.__cause__ or raised from None
             except PathMiss as miss:
                 self._paths_left.note(path, args, miss)
                 raise

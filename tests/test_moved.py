@@ -1,0 +1,160 @@
+"""Containers that a function moves from one place of Python state to another, and places that are reached twice."""
+
+import collections
+import copy
+import types
+
+import pytest
+import torch
+
+import funcgrad as fg
+
+Pair = collections.namedtuple("Pair", "a b")
+MADE = {
+    "dict": lambda y: {"w": y},
+    "dict of plain values": lambda y: {"w": 1},
+    "list": lambda y: [y],
+    "empty list": lambda y: [],
+    "tuple": lambda y: (y,),
+    "tuple within": lambda y: {"w": (y, 1)},
+    "namedtuple": lambda y: Pair(y, y + 1),
+    "nested": lambda y: {"a": [{"b": y}]},
+    "ordered": lambda y: collections.OrderedDict(w=y),
+    "deque": lambda y: collections.deque([y]),
+    "object": lambda y: types.SimpleNamespace(w=y),
+    "tensor": lambda y: y,
+    "number": lambda y: y.item(),
+}
+
+
+def chained(state, make, x):
+    state.prev, state.cur = state.cur, make(x * 2)
+
+
+def appended(state, make, x):
+    state.log.append(state.cur)
+    state.cur = make(x * 2)
+
+
+def windowed(state, make, x):
+    state.log.append(make(x * 2))
+    if len(state.log) > 3:
+        state.log.pop(0)
+
+
+def sliced(state, make, x):
+    state.log = [*state.log, make(x * 2)][-3:]
+
+
+def in_items(state, make, x):
+    state.items["prev"] = state.items["cur"]
+    state.items["cur"] = make(x * 2)
+
+
+def plain(value):
+    """A value as numbers."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, types.SimpleNamespace):
+        return {k: plain(v) for k, v in vars(value).items()}
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items()}
+    return [plain(v) for v in value] if isinstance(value, (list, tuple, collections.deque)) else value
+
+
+@pytest.mark.parametrize("made", MADE)
+@pytest.mark.parametrize("move", [chained, appended, windowed, sliced, in_items])
+def test_what_is_moved_is_what_the_call_has_there(move, made):
+    found = []
+    for wrap in (lambda f: f, lambda f: fg.jit(f, backend="aten")):
+        make, start = MADE[made], MADE[made](torch.zeros(()))
+        state = types.SimpleNamespace(prev=None, cur=start, log=[], items={"prev": None, "cur": start})
+
+        def f(x, state=state, make=make):
+            move(state, make, x)
+            return x + 1
+
+        call = wrap(f)
+        found.append([(call(torch.tensor(float(i))), copy.deepcopy(plain(state)))[1] for i in range(7)])
+    assert found[0] == found[1]
+
+
+def test_a_container_that_is_moved_stays_the_same_one():
+    state = types.SimpleNamespace(prev=None, cur={"w": torch.zeros(())})
+
+    @fg.jit(backend="aten")
+    def f(x):
+        state.prev, state.cur = state.cur, {"w": x * 2}
+        return x + 1
+
+    for _ in range(6):
+        was = state.cur
+        f(torch.ones(()))
+        assert state.prev is was
+    assert f.cache_info().misses == 2
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,)])
+def test_tensors_are_keys_by_their_identity(shape):
+    def world(wrap):
+        keys = [torch.nn.Parameter(torch.zeros(shape)) for _ in range(2)]
+        state = {key: types.SimpleNamespace(n=0.0, last=None) for key in keys}
+
+        def f(x):
+            state[keys[1]].last = x * 3
+            return x * (state[keys[0]].n + state[keys[1]].n)
+
+        call, found = wrap(f), []
+        for i in range(6):
+            state[keys[0]] = types.SimpleNamespace(n=float(i), last=None)
+            if i == 3:
+                state[keys[1]] = types.SimpleNamespace(n=100.0, last=None)
+            found.append((call(torch.full((), i + 1.0)).item(), state[keys[1]].last.item()))
+        return found
+
+    assert world(lambda f: fg.jit(f, backend="aten")) == world(lambda f: f)
+
+
+def test_the_state_of_an_optimiser_may_be_cleared():
+    def world(wrap):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.Adam(model.parameters(), 0.1)
+
+        def step(x):
+            loss = model(x).pow(2).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        call, found = wrap(step), []
+        for i in range(6):
+            if i == 2:
+                optimizer.state.clear()
+            found.append(call(torch.randn(4, 3)))
+        return found
+
+    torch.testing.assert_close(world(lambda f: fg.jit(f, backend="aten")), world(lambda f: f))
+
+
+@pytest.mark.parametrize("over", [lambda f: f, torch.func.grad], ids=["call", "grad"])
+def test_a_number_that_is_reached_twice_is_one(over):
+    """The group is found in the list, and by the parameter in it."""
+
+    def world(wrap):
+        param = torch.nn.Parameter(torch.full((3,), 0.5))
+        groups = [{"params": [param], "lr": 0.1}]
+
+        def f(x):
+            for group in groups:
+                group["lr"] *= 0.5
+            for group in groups:
+                for p in group["params"]:
+                    x = x + p * group["lr"]
+            return x.sin().sum()
+
+        call = over(wrap(f))
+        return [(call(torch.arange(3.0)).detach(), groups[0]["lr"]) for _ in range(4)]
+
+    torch.testing.assert_close(world(lambda f: fg.jit(f, backend="aten")), world(lambda f: f))
