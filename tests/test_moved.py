@@ -158,3 +158,60 @@ def test_a_number_that_is_reached_twice_is_one(over):
         return [(call(torch.arange(3.0)).detach(), groups[0]["lr"]) for _ in range(4)]
 
     torch.testing.assert_close(world(lambda f: fg.jit(f, backend="aten")), world(lambda f: f))
+
+
+def swapped(state, x):
+    state.a, state.b = state.b, state.a
+    return x * state.b
+
+
+def replaced(state, x):
+    y = x * state.a
+    state.a = state.b
+    return y
+
+
+def read_elsewhere(state, x):
+    state.a, state.b = state.b, state.a
+    return x * state.w
+
+
+def rotated(state, x):
+    y = x * state.items[0] + state.items[1]
+    state.items.append(state.items.pop(0))
+    return y
+
+
+SECOND = {
+    "grad of grad": lambda first: lambda f, x: torch.func.grad(lambda x: first(f)(x).sum())(x),
+    "jvp of grad": lambda first: lambda f, x: torch.func.jvp(first(f), (x,), (x + 1,))[1],
+    "jacrev of grad": lambda first: lambda f, x: torch.func.jacrev(first(f))(x),
+    "vmap of grad": lambda first: lambda f, x: torch.func.vmap(first(f))(torch.stack([x, x * 2])),
+}
+
+
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("second", SECOND)
+@pytest.mark.parametrize("step", [swapped, replaced, read_elsewhere, rotated])
+def test_tensors_that_change_places_are_where_they_were_in_a_second_derivative(step, second, trained):
+    def world(first):
+        w = torch.full((3,), 0.5)
+        state = types.SimpleNamespace(a=w, b=w, w=w, items=[w, torch.ones(3)])
+
+        def f(x):
+            return torch.tanh(step(state, x)).sin().sum()
+
+        found = []
+        transform = SECOND[second](first(f))
+        for i in range(3):
+            if i != 1:
+                state.a = torch.full((3,), 2.0 + i, requires_grad=trained)
+                state.items[0] = torch.full((3,), 3.0 + i, requires_grad=trained)
+            y = transform(f, torch.linspace(0.1, 0.3, 3))
+            found += [y.detach(), y.requires_grad, state.a.detach(), state.b.detach(), [t.detach() for t in state.items]]
+        return found
+
+    compiled = world(lambda f: (lambda c: lambda f: c)(fg.grad_compiled(f, backend="aten")))
+    torch.testing.assert_close(compiled, world(lambda f: torch.func.grad))
+    over = world(lambda f: (lambda c: lambda f: torch.func.grad(c))(fg.jit(f, backend="aten")))
+    torch.testing.assert_close(over, world(lambda f: torch.func.grad))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -206,6 +206,15 @@ class Inner:
         effects = state.effects if self.splits and not state.late.left else ()
         return {slot: find for e in effects if isinstance(e, (Store, Grow, Refill)) for slot, find in e.stored()}
 
+    @property
+    def _moved(self) -> list[tuple[Place, Slot]]:
+        """Where it reads tensors, and stores others: where it runs once more, these may be there."""
+        facts, effects = self.facts, self.facts.state.effects
+        stored = {effect.place.location for effect in effects if isinstance(effect, Store)}
+        refilled = {id(effect.container) for effect in effects if isinstance(effect, Refill)}
+        read = [*((c.origin, c.slot) for c in facts.captured if isinstance(c.origin, Place)), *facts.also]
+        return [(place, slot) for place, slot in read if place.is_renewed(stored, refilled)]
+
     def run_pure(self, *values: Any) -> tuple[Any, ...] | None:
         """As ``run``, of values that transforms of the trace may wrap: what is written to is a copy, and the values
         of ``signature.outs`` alone are returned, what it stores in Python state among them. None where more than values
@@ -227,10 +236,15 @@ class Inner:
             if isinstance(v, Tensor) and self.facts.requires_grad(slot) != v.requires_grad
         }
         args, kwargs = self._arguments(seen)
-        alone = facts.state.late.alone
-        bound = {c.slot: (_there(c), seen[c.slot]) for c in facts.captured if c.slot not in alone}
+        alone, moved = facts.state.late.alone, self._moved
+        bound = {
+            c.slot: (_there(c), seen[c.slot])
+            for c in facts.captured
+            if c.slot not in alone and not any(c.origin is place for place, _ in moved)
+        }
         with (
             trace.binding([*bound.values()], [bound[slot] for slot in bound if slot in written]),
+            _put((place, seen[slot]) for place, slot in moved),
             taken_back(facts.state.effects) if places else contextlib.nullcontext(),
         ):
             opening = Opening(trace.watch) if self.facts.opens and trace.watch is not None else None
@@ -345,6 +359,21 @@ class Inner:
         with torch.enable_grad():
             views = {id(memory[slot]): take(memory[slot], (ALIAS,)) for slot in slots}
         return {slot: views.get(id(value), value) for slot, value in seen.items()}
+
+
+@contextlib.contextmanager
+def _put(values: Iterable[tuple[Place, Any]]) -> Iterator[None]:
+    """Inside, these are in their places, until the function stores others there."""
+    held = [(place, place.read(), value) for place, value in values]
+    for place, was, value in held:
+        if not isinstance(was, Tensor):
+            raise refusals.REBOUND_BEFORE_BACKWARD(place, where=str(place))
+        place.write(value)
+    try:
+        yield
+    finally:
+        for place, was, _ in held:
+            place.write(was)
 
 
 def _there(captured: CapturedTensor) -> Tensor:

@@ -24,6 +24,7 @@ from ..errors import ArgumentError
 from ..show.parts import Doc, Table
 from ..show.shown import Shown
 from ..state.guards import Place
+from ..state.values import is_plain
 from ..symbolic.sizes import Sizes
 from ..torch_private.modes import function_modes
 from ..torch_private.operators import sdpa_flags
@@ -317,7 +318,7 @@ class Difference:
     what: str
     about: str = ""
     """``"shape"``, ``"stride"`` of a tensor; ``"sizes"``: a condition on sizes alone; ``"state"``: of Python;
-    ``"value"``: of a number."""
+    ``"value"``: of a number; ``"object"``: which one of its type it is."""
     place: Place | None = None
     """Where that value lives."""
     fixed_in: str = ""
@@ -372,6 +373,12 @@ def _with_numbers(spec: LeafSpec, now: LeafSpec, sizes: Mapping[str, int]) -> Le
     return spec.sized(sizes) if comparable else spec  # type: ignore[union-attr]
 
 
+def _about(was: Any, now: Any) -> str:
+    if {type(was), type(now)} <= {int, float}:
+        return "value"
+    return "object" if type(was) is type(now) and not is_plain(was) else ""
+
+
 def _explain_leaf(path: str, a: LeafSpec, b: LeafSpec) -> Iterator[Difference]:
     if isinstance(a, TensorSpec) and isinstance(b, TensorSpec):
         for f in fields(TensorSpec):
@@ -391,9 +398,7 @@ def _explain_leaf(path: str, a: LeafSpec, b: LeafSpec) -> Iterator[Difference]:
         yield Difference(path, f"was {a}, now {b}")
     elif isinstance(a, StaticSpec) and isinstance(b, StaticSpec):
         if not holds(a.value, b.value):
-            yield Difference(
-                path, f"value was {a}, now {b}", "value" if {type(a.value), type(b.value)} <= {int, float} else ""
-            )
+            yield Difference(path, f"value was {a}, now {b}", _about(a.value, b.value))
     elif type(a) is not type(b) and not (
         isinstance(a, DynamicSpec) and isinstance(b, StaticSpec) and type(b.value) is a.kind
     ):

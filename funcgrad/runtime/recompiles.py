@@ -37,6 +37,10 @@ _STATIC = (
     "number be done "
     "outside, pad to few sizes, or say dynamic=False where a program for each size is meant."
 )
+_OBJECT = (
+    "an argument is another object in each call ({}), and programs are for that very one: the function stores there "
+    "what a gradient goes through, or it matters which object it is. Return what it stores, or pass what it reads."
+)
 _TAKEN = (
     "a number that it reads of a tensor is another in each call, and is taken as one of Python's in {}. Where it goes "
     "into arithmetic, sizes or slices of tensors, read it by .item(), which is a symbol; take an item of a tensor, "
@@ -55,7 +59,7 @@ class Recompiles:
         """Warn at the fourth compile for one number that alone is another. ``why_static``: what stood in the way of
         symbols for sizes."""
         by_program = [(program, found) for program in programs if (found := why_not(program, inputs))]
-        reasons = _of_state(by_program)
+        reasons = _of_state(by_program) | _of_objects(by_program)
         if options.dynamic is not False:
             reasons |= {w: reason for w, reason in _of_values(by_program).items() if w not in inputs.static}
             reasons |= _of_sizes(by_program, why_static)
@@ -100,6 +104,12 @@ def _of_state(misses: _Misses) -> dict[str, str]:
         if name and (name in program.facts.symbols or name not in symbols):
             alone.setdefault(name, _STATE.format(found[0]))
     return alone
+
+
+def _of_objects(misses: _Misses) -> dict[str, str]:
+    """The arguments that alone are other objects."""
+    alone = [found[0] for _, found in misses if {(d.where, d.about) for d in found} == {(found[0].where, "object")}]
+    return {d.where: _OBJECT.format(d) for d in alone}
 
 
 def _of_values(misses: _Misses) -> dict[str, str]:
