@@ -124,7 +124,7 @@ def compile_narrowed(graph: Graph, joint: Joint, options: Options) -> Runnable:
 
 def rewritten(joint: Joint, backend: Backend, options: Options) -> Joint:
     """A joint graph that computes the same, after all passes: what is costed, partitioned and tagged from here on is
-    what runs."""
+    what runs, but for calls that the library runs faster in another form (``passes/library.py``)."""
     is_limited = options.memory_budget is not None
     graph = joint.graph
     if not is_limited:  # else what is computed twice may be so for the sake of memory

@@ -1,4 +1,4 @@
-"""Pytrees: take a nest of containers apart into leaves, put it together again, and print both as Python.
+"""Pytrees: take a nest of containers apart into leaves, and put it together again.
 
 dict, list, tuple, ``None``, dataclasses, attrs classes and whatever is registered with ``torch.utils._pytree`` are
 containers, and so are subclasses of dict, list and tuple (namedtuples), and UserDict, UserList and ChainMap with

@@ -59,10 +59,14 @@ class Backend(Protocol):
     rewritings: Mapping[str, Callable[[Graph], Graph]]
     """By name, in order, what makes of a joint graph one that this backend runs faster, and that computes the same."""
 
-    def lower(self, graph: Graph) -> Kernels: ...
+    def lower(self, graph: Graph) -> Kernels:
+        """The kernels of a graph, fused, and the calls that stay the library's."""
 
-    def schedule(self, kernels: Kernels) -> Schedule: ...
+    def schedule(self, kernels: Kernels) -> Schedule:
+        """Launches and calls in order, with the memory each of their buffers lies in, and where it is freed."""
 
-    def emit(self, schedule: Schedule) -> tuple[Source, ...]: ...
+    def emit(self, schedule: Schedule) -> tuple[Source, ...]:
+        """Their text: what is compiled first, the function that calls it last."""
 
-    def build(self, sources: Sequence[Source]) -> Runnable: ...
+    def build(self, sources: Sequence[Source]) -> Runnable:
+        """The function, compiled and loaded. Raises ``BuildError`` with what the compiler said."""

@@ -41,7 +41,7 @@ def backward_under(option: BackwardAutocast) -> Iterator[None]:
     """What a backward pass is traced under: no autocast, that of its forward pass, or the one the caller asked for.
 
     Built-in formulas do not look at it; the backward of a custom ``autograd.Function`` does. In eager PyTorch it sees
-    what is ambient where ``backward()`` is called, which is after tracing. (S1-13)
+    what is ambient where ``backward()`` is called, which is after tracing.
     """
     if option == "same_as_forward":
         yield

@@ -149,6 +149,7 @@ class DryRun:
         self.trace.reals.clear()
 
     def run(self, function: Callable[..., Any], root: Callable[..., Any]) -> Facts:
+        """What the function did with its stand-ins: writes, results, Python state that it read and wrote."""
         trace, inputs = self.trace, self._inputs
         stand_ins: dict[Any, Any] = {
             s: trace.symbolic_number(s, v.value) for s, v in inputs.dynamic if isinstance(v, Symbolic)

@@ -328,7 +328,7 @@ class Inner:
                     raise refusals.GRADIENT_IN_TWO_RUNS(slot, where=str(slot))
 
     def _require_known_writes(self, trace: Trace, slot_of: Mapping[int, Arg | Captured]) -> None:
-        """What this run writes to, the dry run must have seen: else the write would be lost. (S2-10)"""
+        """What this run writes to, the dry run must have seen: else the write would be lost."""
         bases = {member: overlap.base for overlap in self.facts.overlap for member in overlap.base.of}
         for tensor, _ in trace.lineage.written(lambda t: id(t) in slot_of):
             slot = slot_of[id(tensor)]

@@ -127,6 +127,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The fake result of an ATen call, which is recorded where this run records (``Recorder.record``)."""
         kwargs = kwargs or {}
         trace = self._trace
         if func is not torch.ops.aten.lift_fresh.default and func is not torch.ops.aten.lift_fresh_copy.default:

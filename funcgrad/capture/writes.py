@@ -200,7 +200,7 @@ class Writes:
             self.after_forward.append(lambda: self._counts.update({s: _count(t) for s, t in memory.items()}))
 
     def forward_is_done(self) -> None:
-        """Called as the first backward pass begins; calls what waits for it, once. (S1-3)"""
+        """Called as the first backward pass begins; calls what waits for it, once."""
         callbacks, self.after_forward = self.after_forward, []
         for callback in callbacks:
             callback()

@@ -92,7 +92,7 @@ def with_symbols(inputs: Inputs, programs: Iterable[Program], sizes: bool, given
     """The inputs, where a float, or (if ``sizes``) a size, that was another in an otherwise fitting call is a
     symbol: its third value will be a hit. So is an int, of Python state or among the arguments, that was two others:
     many a one is there in two values, or decides what is computed. ``given_ints``: whether ints among the arguments are
-    like floats: those that another program has as symbols. ``static``: arguments that are meant to be compared."""
+    like floats: those that another program has as symbols."""
     here = dict(zip([s.path for s in inputs.slots], inputs.leaves, strict=True))
     varying: set[str] = set()
     dims: dict[str, frozenset[int]] = dict(inputs.sizes)

@@ -66,6 +66,8 @@ def capture_call(
 def _captured(
     definition: Definition, inputs: Inputs, options: Options, stages: Stages, path: Path, varying: frozenset[str]
 ) -> CapturedCall:
+    """The first half of the pipeline for one path and one set of symbols: the dry run, the layers that its facts call
+    for, the recorded run of what they leave, and the key."""
     with stages("observe"):
         known = None if options.reads == "error" else path
         definition, grad, facts, watch = _observed(definition, inputs, options, known, varying)

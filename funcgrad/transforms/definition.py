@@ -216,6 +216,7 @@ class Gradient(Definition):
     splits = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Forward and backward, by ``torch.autograd.grad``: the trace records both."""
         # inlined in a vmap, grad or jvp of the traced function: torch.func knows those levels
         if transforms_or_duals():
             return self._by_torch_func(*args, **kwargs)

@@ -195,6 +195,8 @@ class Programs(abc.ABC):
     # ── a miss ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _compile_and_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of a call that no program fitted, by a new one; by eager PyTorch, where the call is none for a
+        program."""
         compiled, read = 0, dict[int, Any]()
         # what the function reads (a gradient, an attribute) other threads may have changed since
         while compiled < _ATTEMPTS:

@@ -389,7 +389,7 @@ PURE = (Pure, _OfPure)
 
 
 def _again(guards: Sequence[Guard]) -> contextlib.AbstractContextManager[None]:
-    """See ``Trace.again``."""
+    """See ``running_again``; where nothing is traced, nothing is put back."""
     trace = active_trace()
     return contextlib.nullcontext() if trace is None else running_again(trace, guards)
 
