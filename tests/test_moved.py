@@ -208,7 +208,7 @@ def test_tensors_that_change_places_are_where_they_were_in_a_second_derivative(s
                 state.a = torch.full((3,), 2.0 + i, requires_grad=trained)
                 state.items[0] = torch.full((3,), 3.0 + i, requires_grad=trained)
             y = transform(f, torch.linspace(0.1, 0.3, 3))
-            found += [y.detach(), y.requires_grad, state.a.detach(), state.b.detach(), [t.detach() for t in state.items]]
+            found += [y.detach(), y.requires_grad, *(t.detach() for t in (state.a, state.b, *state.items))]
         return found
 
     compiled = world(lambda f: (lambda c: lambda f: c)(fg.grad_compiled(f, backend="aten")))

@@ -1,8 +1,8 @@
 """The loop IR: kernels are loops over rows, and over the elements of a row in one or several stages.
 
 ``rows`` are the parallel loops. Each ``Stage`` first computes what belongs to the row, then walks the ``columns``: it
-reads, adds up for the row (``Reduced``), keeps elements for a later stage (``Stage.keeps``), writes, or adds to totals over
-all rows (``Total``). So softmax with its backward is one kernel of a few stages over a row that stays in cache, and a
+reads, adds up for the row (``Reduced``), keeps elements for a later stage (``Stage.keeps``), writes, or adds to totals
+over all rows (``Total``). So softmax with its backward is one kernel of a few stages over a row that stays in cache, and a
 long chain of functions is one over a tile.
 
 An expression is computed for one element; ``full`` says that it differs from column to column. Expressions of one
