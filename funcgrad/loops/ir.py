@@ -2,8 +2,8 @@
 
 ``rows`` are the parallel loops. Each ``Stage`` first computes what belongs to the row, then walks the ``columns``: it
 reads, adds up for the row (``Reduced``), keeps elements for a later stage (``Stage.keeps``), writes, or adds to totals
-over all rows (``Total``). So softmax with its backward is one kernel of a few stages over a row that stays in cache, and a
-long chain of functions is one over a tile.
+over all rows (``Total``). So softmax with its backward is one kernel of a few stages over a row that stays in cache,
+and a long chain of functions is one over a tile.
 
 An expression is computed for one element; ``full`` says that it differs from column to column. Expressions of one
 kernel are made by one ``Expressions``, which gives equal ones back as one object.
