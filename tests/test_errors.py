@@ -1275,7 +1275,6 @@ NOT_IN_THE_TABLE = {
     "{path} is {describe(t)}": "what a linear function is called with (tests/test_transforms.py)",
     "{layout.name} returned {tree}": "a result of another structure",
     "{layout.name} returned a tensor on": "a result on another device",
-    "not a tuple of {len(layout.args)} cotangents": "a rule that returns something else",
 }
 """Part of what the source says of a refusal (or its class) → why no row of the table comes there."""
 

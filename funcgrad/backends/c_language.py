@@ -95,7 +95,7 @@ _OPERATIONS: Mapping[str, Operation] = {
     "rsqrt": lambda dtype, args: f"1 / sqrt{'' if dtype == torch.float64 else 'f'}({args[0]})",
     **{name: _function(f"mv_{name}") for name in (*_VECTOR_1, *_VECTOR_2)},
     **{name: _function(f"fg_{name}") for name in ("exp", "log1p", "sigmoid", "erf", "erfcx", "remainder")},
-    **{name: _function(name) for name in ("floor", "ceil", "trunc", "sqrt", "fmod", "copysign")},
+    **{name: _function(name) for name in ("floor", "ceil", "trunc", "sqrt", "fmod", "copysign", "fma")},
     "round": _function("rint"),
     "philox0": _philox(0), "philox1": _philox(1),
 }  # fmt: skip

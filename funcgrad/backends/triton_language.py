@@ -80,7 +80,7 @@ _OPERATIONS: Mapping[str, Operation] = {
     "lt": _comparison("{} < {}", "({} ^ True) & {}"), "le": _comparison("{} <= {}", "({} ^ True) | {}"),
     "gt": _comparison("{} > {}", "{} & ({} ^ True)"), "ge": _comparison("{} >= {}", "{} | ({} ^ True)"),
     "where": "tl.where({}, {}, {})", "relu": _relu, "sign": _sign, "abs": "tl.abs({})",
-    "maximum": "maximum({}, {})", "minimum": "minimum({}, {})",
+    "fma": "tl.fma({}, {}, {})", "maximum": "maximum({}, {})", "minimum": "minimum({}, {})",
     "floor": "tl.floor({})", "ceil": "tl.ceil({})", "round": "libdevice.rint({})",
     "sqrt": _by_precision("tl.sqrt_rn({})", "tl.sqrt({})"),
     "sigmoid": "sigmoid({})", "remainder": "remainder({}, {})", "philox0": _philox(0), "philox1": _philox(1),

@@ -245,8 +245,10 @@ TABLE[aten.addcmul.default], TABLE[aten.addcdiv.default] = partial(_added, "mul"
 def _lerp(a: Value, b: Value, weight: Any, *, out: Any) -> Any:
     if not out.dtype.is_floating_point or not fits(weight, out.dtype):
         return NotImplemented
-    w = into(weight, out.dtype)
-    return where(compare("lt", pointwise("abs", w), 0.5), a + w * (b - a), b + (w - 1) * (b - a))
+    w, whole = into(weight, out.dtype), b - a
+    # as PyTorch rounds them: where a product is too large, the sum may not be
+    from_a, from_b = pointwise("fma", w, whole, a), pointwise("fma", w - 1, whole, b)
+    return where(compare("lt", pointwise("abs", w), 0.5), from_a, from_b)
 
 
 @row(aten.xlogy.Tensor)

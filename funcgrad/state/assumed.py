@@ -116,8 +116,9 @@ class Assumed(Mentioned):
         self._guard_unchanged(said)
         for key, places in self._places.items():
             if (key in self.written and key in self.met) or key in self.moved:  # it must be the very container
+                container = self.met[key].container if key in self.met else self._known[key]
                 for place in places:
-                    self._guards.setdefault(("is", place.identity), Guard(place, self._known[key], "is"))
+                    self._guards.setdefault(("is", place.identity), Guard(place, container, "is"))
 
     def _guard_libraries(self) -> None:
         """What own code may name in modules of libraries that it has as values, and by ``super()`` in their classes:
