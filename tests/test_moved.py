@@ -215,3 +215,27 @@ def test_tensors_that_change_places_are_where_they_were_in_a_second_derivative(s
     torch.testing.assert_close(compiled, world(lambda f: torch.func.grad))
     over = world(lambda f: (lambda c: lambda f: torch.func.grad(c))(fg.jit(f, backend="aten")))
     torch.testing.assert_close(over, world(lambda f: torch.func.grad))
+
+
+STARTS = {"plain": (1.5, 2), "tensor": (torch.ones(3), 2), "nested": (torch.ones(3), (4, 5))}
+
+
+@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
+def test_a_tuple_that_is_replaced_outside_is_the_one_that_is_there(start):
+    def world(wrap):
+        state, found = types.SimpleNamespace(pair=Pair(*start), log=[]), []
+
+        def f(x):
+            state.log.append(state.pair)
+            state.pair = state.pair._replace(b=5)
+            return x * 2
+
+        call = wrap(f)
+        for i in range(5):
+            if i in (2, 4):
+                state.pair = Pair(4 + i, 4) if start is STARTS["plain"] else Pair(torch.zeros(3), 4 + i)
+            call(torch.ones(3))
+            found.append(copy.deepcopy([plain(state.pair), plain(state.log)]))
+        return found
+
+    assert world(lambda f: fg.jit(f, backend="aten")) == world(lambda f: f)

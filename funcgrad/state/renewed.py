@@ -25,7 +25,7 @@ from .given import OF_ITEMS
 from .guards import Constant, Guard, Place
 from .hooks import can_be_hooked, says_what_it_has
 from .names import attributes_of, is_library, item_name, slots_of
-from .values import is_plain, shape_of
+from .values import holds_tensors, is_plain, shape_of
 
 _CONTAINERS = (dict, list, set, collections.deque, collections.OrderedDict, types.SimpleNamespace)
 _TABLES = [name for name, held in vars(torch.nn.Module()).items() if isinstance(held, dict)]
@@ -57,8 +57,10 @@ def may_be_another(was: Any, now: Any) -> bool:
     kind = type(was)
     if was is now or kind is not type(now):
         return False
-    if kind in _CONTAINERS or issubclass(kind, tuple):
+    if kind in _CONTAINERS:
         return True
+    if issubclass(kind, tuple):  # those of plain values are compared as they are
+        return holds_tensors(was)
     if kind is types.FunctionType:  # a closure that is made anew
         return _made_of(was) == _made_of(now)
     is_own = not is_library(kind) or issubclass(kind, torch.nn.Module)
