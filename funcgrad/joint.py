@@ -12,15 +12,15 @@ from attrs import field, frozen
 
 from . import refusals
 from .generators import Drawn
-from .graph_primitives import Opaque, Read, guard_holds
-from .graphs import Graph, drawn_from, is_path_check, is_random, pass_of
+from .graph_primitives import CHECKS, Opaque, Read, Sized, guard_holds
+from .graphs import Graph, bodies_of, drawn_from, is_path_check, is_random, pass_of, tensors_in, value_of
 from .show.parts import Doc, Table
 from .show.shown import Shown
 from .slots import Seed, Signature, Slot, of_backward, outer_slot
 from .subclasses import Wrapping
 from .symbolic.sizes import Sizes
 from .tags import tags_of
-from .torch_private.operators import generator_id
+from .torch_private.operators import generator_id, is_operator
 from .trees import LEAF, Node, Tree
 
 _CPU = torch.device("cpu")
@@ -173,15 +173,17 @@ class Joint(Shown):
         return any(isinstance(of, Opaque) and not of.is_pure and of_pass == "forward" for of, of_pass in called)
 
     @property
-    def raises(self) -> bool:
-        """Whether the function may catch what it raises: that a matrix is singular, for one."""
-        return self.catches or any(map(_checks_matrix, self.graph.fx.nodes))
+    def may_be_caught(self) -> bool:
+        """Whether the function may catch what an operation raises for values, and run in eager PyTorch for that."""
+        return not self.calls_opaque and any(map(self._is_caught, self.graph.fx.nodes))
+
+    def _is_caught(self, node: torch.fx.Node) -> bool:
+        return _checks_matrix(node) or (self.catches and _may_raise(node))
 
     @property
     def drawn_tentatively(self) -> list[Drawn]:
         """What random numbers are drawn from before the last check of what Python read, or of what may be caught."""
-        nodes = self.graph.fx.nodes
-        checks = [i for i, node in enumerate(nodes) if self.catches or is_path_check(node) or _checks_matrix(node)]
+        checks = [i for i, n in enumerate(self.graph.fx.nodes) if is_path_check(n) or self._is_caught(n)]
         drawing = filter(is_random, itertools.islice(self.graph.fx.nodes, max(checks, default=0)))
         has_key = checks and any(isinstance(slot, Seed) for slot in self.signature.ins)
         found: dict[object, Drawn] = {_CPU: _CPU} if has_key else {}
@@ -226,3 +228,26 @@ class Joint(Shown):
 
 def _checks_matrix(node: torch.fx.Node) -> bool:
     return node.target is torch.ops.aten._linalg_check_errors.default
+
+
+_FOR_FLOATS = frozenset(
+    "bernoulli binary_cross_entropy binomial cholesky histc index index_put lu_factor masked_scatter multinomial "
+    "normal poisson quantile nanquantile".split()
+)
+"""Operators of ATen, besides linear algebra, that raise for values of floats or of masks."""
+
+
+def _may_raise(node: torch.fx.Node) -> bool:
+    """Whether an operation may raise for the values it is given: one that is given integers may take them as indices
+    or divide by them."""
+    target: Any = node.target
+    if not is_operator(target):
+        return target in CHECKS or isinstance(target, (Opaque, Sized)) or bool(bodies_of(node))
+    if target.namespace != "aten":
+        return True
+    if target is torch.ops.aten.bernoulli.p:  # a number, which is no value
+        return False
+    name = target.overloadpacket.__name__.rstrip("_")
+    given = tensors_in([value_of(n) for n in node.all_input_nodes])
+    integers = any(not (t.is_floating_point() or t.is_complex() or t.dtype == torch.bool) for t in given)
+    return integers or "linalg" in name or name in _FOR_FLOATS

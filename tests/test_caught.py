@@ -69,6 +69,7 @@ def test_a_function_that_catches_again_and_again_says_so():
         warnings.simplefilter("always")
         for _ in range(17):
             careful(torch.ones(3), BAD)
+    assert {w.filename for w in told} == {__file__}  # the caller's line
     assert [str(w.message) for w in told if w.category is fg.ReadsWarning] == [
         "Careful has caught what an operation raised for the values it was given in 16 calls, each of which ran in "
         "eager PyTorch. Ask for what makes it raise first (torch.linalg.cholesky_ex, an index that is compared with "
@@ -95,3 +96,33 @@ def test_what_a_store_raises_is_not_run_again():
         with pytest.raises(RuntimeError, match="it is full"):
             call(torch.ones(3))
     assert stored == ["y", "y"]
+
+
+def test_nothing_is_kept_for_errors_that_no_operation_raises():
+    def f(x):
+        with torch.no_grad():
+            noise = torch.rand(3)
+        return F.dropout(x * noise).exp().sum(0)
+
+    assert "Tentative" not in str(fg.jit(f, backend="aten").lower(torch.ones(2, 3)).compile().call)
+    indexed = fg.jit(lambda x, i: f(x)[i], backend="aten")
+    assert "Tentative" in str(indexed.lower(torch.ones(2, 3), GOOD).compile().call)
+
+
+def test_what_nobody_catches_has_drawn():
+    """A program that reads takes back what it has drawn for another path alone."""
+
+    def f(x, i):
+        noise = torch.rand(3)
+        if x.sum() > 0:
+            return (x * noise)[i]
+        return x * noise
+
+    found = []
+    for call in (f, fg.jit(f, backend="aten")):
+        torch.manual_seed(0)
+        call(torch.ones(3), GOOD)
+        with pytest.raises(IndexError):
+            call(torch.ones(3), BAD)
+        found.append((call(-torch.ones(3), BAD), torch.rand(())))
+    torch.testing.assert_close(*found)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 
 from ..errors import BuildError, MissingCompilerWarning
 from ..graphs import Graph, device_of
 from ..machine import machine_of
 from ..options import ENVIRONMENT, Options
+from ..state.lines import warn
 from .aten import AtenBackend
 from .backend import Backend
 from .build import compiler
@@ -44,9 +43,7 @@ def _fastest(device: torch.device) -> str:
     on_cuda = device.type == "cuda"
     if not (is_installed() if on_cuda else compiler()):
         missing = "Triton" if on_cuda else "C compiler (gcc, cc or CC)"
-        warnings.warn(
-            f"funcgrad finds no {missing}: calls run as ATen, unfused and slower", MissingCompilerWarning, stacklevel=2
-        )
+        warn(f"funcgrad finds no {missing}: calls run as ATen, unfused and slower", MissingCompilerWarning)
         return "aten"
     return "triton" if on_cuda else "c"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor
 from ..errors import UnresolvedCaptureWarning
 from ..graphs import type_text
 from ..slots import Arg, Captured
+from ..state.lines import warn
 from ..state.watch import Watch
 from .capture_sources import GradientOf, Unresolved, find_origins
 from .captures import Lifted
@@ -50,11 +50,10 @@ def resolve(
             )
             continue
         if isinstance(origin, Unresolved) and id(item.real) not in saved:
-            warnings.warn(
+            warn(
                 f"the function uses a tensor {type_text(item.real)} ({item.where}) that could not be traced back to a "
                 "variable or attribute: updates in place are seen, a rebinding is not. Pass it as an argument.",
                 UnresolvedCaptureWarning,
-                stacklevel=2,
             )
         slot = _fresh(origin.name or "captured", found)
         slots.setdefault(id(item.real), slot)

@@ -3,7 +3,6 @@ A hint says so."""
 
 from __future__ import annotations
 
-import warnings
 from collections import defaultdict
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import fx
 from ..call_text import target_text
 from ..errors import UnrolledLoopWarning
 from ..graphs import Graph, is_getitem, is_view, pass_of, type_text, value_of, where_of
+from ..state.lines import warn
 
 _STEPS = 50
 """So many copies of a body go without a hint."""
@@ -49,12 +49,11 @@ def warn_of_unrolled(graph: Graph) -> None:
             where = calls[0][0]
             steps = len(repeated[calls[0]])
             operators = ", ".join(dict.fromkeys(target_text(op) for _, op, _ in calls))
-            warnings.warn(
+            warn(
                 f"the function unrolls a loop: {where} is traced {steps} times, each time of what the last one made "
                 f"({operators}). It is "
                 "compiled once if it is the body of torch._higher_order_ops.scan(body, carry, xs)",
                 UnrolledLoopWarning,
-                stacklevel=2,
             )
 
 

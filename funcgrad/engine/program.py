@@ -3,7 +3,6 @@ inputs."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from ..runtime.key import ambient
 from ..show.parts import Doc
 from ..show.shown import Several, Shown
 from ..stages import Stages
-from ..state.lines import user_line
+from ..state.lines import user_line, warn
 from ..subclasses import Wrapping, inner_tensors
 from ..symbolic.sizes import SizeError
 from ..torch_private.autograd import any_autocast
@@ -291,10 +290,9 @@ class Captured(Shown):
         variant.refused = f"it could not be traced: {type(error).__name__}: {what}"
         note("replayed", variant.refused)
         log(1, f"{self.name}: {variant.refused}")
-        warnings.warn(
+        warn(
             f"a backward pass is run statement by statement, as {variant.refused} ({user_line()})",
             UncompiledBackwardWarning,
-            stacklevel=2,
         )
 
     def _made(

@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import threading
 import traceback
-import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -24,7 +23,7 @@ from ..capture.trace import active_trace
 from ..errors import FuncgradError, RecompileWarning, UncompiledBackwardWarning
 from ..options import Options, log, make_options
 from ..show.shown import Several
-from ..state.lines import user_line
+from ..state.lines import user_line, warn
 from ..torch_private.engine import (
     callbacks_into,
     engine_hook,
@@ -233,7 +232,7 @@ def _entered(original: Callable[..., Any], roots: Sequence[Any], *args: Any, **k
     with without_engine_hook():  # nothing has run; where the error is the caller's own, it is raised again
         found = original(roots, *args, **kwargs)
     region.note("left alone", None, why)
-    warnings.warn(f"a backward pass is not compiled, as {why} ({user_line()})", UncompiledBackwardWarning, stacklevel=3)
+    warn(f"a backward pass is not compiled, as {why} ({user_line()})", UncompiledBackwardWarning)
     return found
 
 
@@ -259,14 +258,13 @@ def _recorded(recorder: Recorder) -> tuple[Callable[..., Any], Any]:
     nodes = tuple(recorder.names.values())
     _alike[nodes] += 1
     if _alike[nodes] == _TOO_MANY:
-        warnings.warn(
+        warn(
             f"backward passes of the same {len(nodes)} nodes were captured {_TOO_MANY} times ({user_line()}): an "
             "exponent or an eps"
             " that varies makes another graph of PyTorch's engine each time; make it a tensor, or leave this backward "
             "pass out of"
             " fg.compiled_autograd()",
             RecompileWarning,
-            stacklevel=2,
         )
     if _open:
         _open[-1].note("captured", captured, "; ".join(recorder.reasons))

@@ -46,7 +46,7 @@ from .effects import (
     SetStorage,
     Wrapped,
 )
-from .statements import Bump, Do, Make, NoteVersions, Run, Statement, Within
+from .statements import KERNEL, Bump, Do, Make, NoteVersions, Run, Statement, Within
 
 Fresh = Callable[[str], str]
 """Makes a variable name no one has, like the one given."""
@@ -55,7 +55,6 @@ Fresh = Callable[[str], str]
 def print_statements(
     statements: Sequence[Statement],
     variables: MutableMapping[Slot, str],
-    kernel: str,
     fresh: Fresh,
     constants: MutableMapping[str, Any],
     inner_names: Mapping[str, str] = {},
@@ -63,9 +62,9 @@ def print_statements(
 ) -> list[str]:
     """The lines of a call from its outer inputs, which ``variables`` name, to its outer outputs, which it names there.
 
-    ``kernel`` is the name of the inner function; objects the lines refer to are added to ``constants``. ``inner_names``
-    are variables that hold an inner tensor already, by its expression. ``boxed`` names a list, if the kernel takes one
-    that it empties: then nothing here holds on to what is in it.
+    Objects the lines refer to are added to ``constants``. ``inner_names`` are variables that hold an inner tensor
+    already, by its expression. ``boxed`` names a list, if the kernel takes one that it empties: then nothing here holds
+    on to what is in it.
     """
     printer = _Printer(variables, fresh, constants, inner_names)
     for statement in statements:
@@ -79,7 +78,7 @@ def print_statements(
             case Within():
                 pass  # the key of the call says so
             case Run():
-                printer.run(statement, kernel, boxed)
+                printer.run(statement, boxed)
             case Do(effect, quiet):
                 printer.effect(effect, quiet)
     return printer.lines
@@ -90,7 +89,7 @@ def print_wrapper(
 ) -> Source:
     """A function of the outer inputs that returns the outer outputs, with statements around ``kernel``;
     ``is_boxed``: both take their inputs in a list, and empty it."""
-    used: set[str] = {"kernel", "values"}
+    used: set[str] = {KERNEL, "values"}
 
     def fresh(like: str) -> str:
         name, i = like, 1
@@ -99,11 +98,11 @@ def print_wrapper(
         used.add(name)
         return name
 
-    constants: dict[str, Any] = {"kernel": kernel}
+    constants: dict[str, Any] = {KERNEL: kernel}
     variables: dict[Slot, str] = {slot: fresh(identifier(slot)) for slot in outer.ins}
     head = f"def call({'values' if is_boxed else ', '.join(variables.values())}):"
     lines = [f"{', '.join(variables.values())}, = values", "values.clear()"] if is_boxed and variables else []
-    lines += print_statements(statements, variables, "kernel", fresh, constants, boxed="values" if is_boxed else None)
+    lines += print_statements(statements, variables, fresh, constants, boxed="values" if is_boxed else None)
     results = "".join(f"{variables[slot]}, " for slot in outer.outs)
     text = "\n".join([head, *(f"    {line}" for line in lines), f"    return ({results.rstrip()})"]) + "\n"
     return Source("call", "python", text, constants)
@@ -207,18 +206,16 @@ class _Printer:
         args = [value, *map(self._argument, step.args), *(f"{k}={self._argument(v)}" for k, v in step.kwargs)]
         return f"{name}({', '.join(args)}){item}"
 
-    def run(self, run: Run, kernel: str, boxed: str | None) -> None:
+    def run(self, run: Run, boxed: str | None) -> None:
         """The line of the kernel's call."""
         arguments = ", ".join(self._variables[slot] for slot in run.ins)
         if boxed is not None:
             self.lines += [f"{boxed} += [{arguments}]", f"del {', '.join(sorted(set(self._variables.values())))}"]
             arguments = boxed
         outs = [self.name(slot) for slot in run.outs]
-        line = (
-            f"{', '.join(outs)}{',' if len(outs) == 1 else ''} = {kernel}({arguments})"
-            if outs
-            else f"{kernel}({arguments})"
-        )
+        line = f"{KERNEL}({arguments})"
+        if outs:
+            line = f"{', '.join(outs)}{',' if len(outs) == 1 else ''} = {line}"
         if run.contexts:
             self._constants.update(
                 autocast=torch.autocast, enable_grad=torch.enable_grad, below_autograd=below_autograd

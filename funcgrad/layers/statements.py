@@ -96,6 +96,10 @@ class Within:
         return f"within, {self.slot} is {self.view}"
 
 
+KERNEL = "kernel"
+"""What the kernel is called in printed calls."""
+
+
 @frozen
 class Run:
     """The kernel runs, in contexts."""
@@ -107,7 +111,8 @@ class Run:
     def __str__(self) -> str:
         outs, ins = (", ".join(map(str, slots)) for slots in (self.outs, self.ins))
         within = f" in {', '.join(self.contexts)}" if self.contexts else ""
-        return f"{outs} = kernel({ins}){within}" if outs else f"kernel({ins}){within}"
+        call = f"{KERNEL}({ins}){within}"
+        return f"{outs} = {call}" if outs else call
 
 
 @frozen

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-
 from ..capture.facts import Facts
 from ..capture.memory import BaseOf
 from ..capture.views import Step, View
 from ..errors import LargeBaseWarning
 from ..show.units import in_bytes
 from ..slots import Signature, Slot
+from ..state.lines import warn
 from .layer import Layer, replaced
 
 _WARN_ABOVE = 8
@@ -26,12 +25,11 @@ def synthetic_base(signature: Signature, facts: Facts) -> Layer | None:
     looks: list[tuple[Slot, View]] = []
     for overlap in needed:
         if overlap.base_bytes > _WARN_ABOVE * overlap.member_bytes:
-            warnings.warn(
+            warn(
                 f"{' and '.join(map(str, overlap.base.of))} overlap and are written to: all of their base "
                 f"({in_bytes(overlap.base_bytes)}) is computed and copied, for {in_bytes(overlap.member_bytes)}: "
                 "pass views of a smaller tensor",
                 LargeBaseWarning,
-                stacklevel=2,
             )
         members = [slot for slot, _ in overlap.views]
         at, carriers = min(map(ins.index, members)), facts.carriers(overlap)

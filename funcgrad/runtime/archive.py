@@ -29,6 +29,7 @@ from ..capture.inputs import read_all
 from ..capture.trace import active_trace
 from ..graph_primitives import Read
 from ..graphs import Graph, device_of, tensors_in
+from ..layers.statements import KERNEL
 from ..passes.traced_passes import TracedPasses
 from ..show.parts import Doc, Table
 from ..show.shown import Shown
@@ -50,7 +51,7 @@ from .key import CallKey, TensorSpec, explain, key_of_arguments
 
 _MAGIC = b"funcgrad program "
 _FORMAT = 1
-_OF_THE_PROCESS = ("kernel", "lock", "seen", "root")
+_OF_THE_PROCESS = (KERNEL, "lock", "seen", "root")
 """What the printed call names that is made anew where it is loaded."""
 
 
@@ -97,7 +98,7 @@ def save(
 ) -> None:
     """Write a program to a file, whole or not at all. Raises ``ArchiveError`` for one that needs what no file can
     hold."""
-    require_archivable(around, call.names["kernel"])
+    require_archivable(around, call.names[KERNEL])
     contents = _contents(name, around, sources, backend, call)
     data = io.BytesIO()
     try:
@@ -123,7 +124,7 @@ def _versions() -> dict[str, Any]:
 
 
 def _contents(name: str, around: Around, sources: Sequence[Source], backend: Backend, call: Source) -> _Contents:
-    key, kernel, joint = around.key, call.names["kernel"], around.joint
+    key, kernel, joint = around.key, call.names[KERNEL], around.joint
     tensors = read_all(around.facts.captured, {})
     alone = _by_itself(around, tensors)
     printed = print_call(alone, lambda *_: (), threading.Lock(), call.names.get("donation"))
@@ -228,7 +229,7 @@ def load(path: str | os.PathLike[str]) -> LoadedProgram:
     backend = backend_named(*contents.backend)
     runnables = [backend.build(sources) for sources in contents.sources]
     kernel = runnables[0] if contents.halves is None else _differentiable(contents.halves, runnables)
-    names = {**contents.call.names, "kernel": kernel, "lock": threading.RLock(), "root": None}
+    names = {**contents.call.names, KERNEL: kernel, "lock": threading.RLock(), "root": None}
     if (seen := contents.seen) is not None:
         examples = [_example(e) if isinstance(e, TensorSpec) else e for e in seen.examples]
         names["seen"] = looks_like(examples, [s.shape for s in seen.specs], [s.stride for s in seen.specs])

@@ -145,9 +145,9 @@ class ProgramCache:
             kept.programs.setdefault(self, []).append(program)
             entry = _Entry(_while_alive(weakref.ref(program)), weakref.ref(program), weakref.ref(kept))
         with self._lock:
-            self.misses += 1
             alive = [entry, *(e for e in self._entries if e.program() is not None)]
             self._entries, too_many = alive[:_AT_MOST], alive[_AT_MOST:]
+            self.misses += 1  # last: who knows this number, and finds no program, makes one
         for gone in too_many:
             if (other := gone.kept()) is not None and (oldest := gone.program()) is not None:
                 other.programs[self].remove(oldest)

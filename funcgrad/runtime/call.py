@@ -23,7 +23,7 @@ from ..errors import ArgumentError
 from ..graph_primitives import PathMiss, Read
 from ..joint import Constant, Joint
 from ..layers.printing import print_statements
-from ..layers.statements import Bump, Do, Run, Statement
+from ..layers.statements import KERNEL, Bump, Do, Run, Statement
 from ..printed_trees import print_flatten, print_unflatten
 from ..show.text import elided
 from ..slots import Arg, Base, Slot
@@ -69,7 +69,7 @@ def print_call(
     key, facts, statements, joint = around.key, around.facts, around.statements, around.joint
     examples = around.examples
     names = _Names(() if joint.sizes is None else joint.sizes.symbols)
-    constants: dict[str, Any] = {"MISS": MISS, "kernel": kernel, "root": around.root}
+    constants: dict[str, Any] = {"MISS": MISS, KERNEL: kernel, "root": around.root}
     otherwise = "return MISS"
     leaf_names = [names.fresh(path) for path in key.paths]
     captured_names = [names.fresh(str(c.slot)) for c in facts.captured]
@@ -112,7 +112,7 @@ def print_call(
         own = [slot for slot, others in facts.unrelated.items() if others == targets]
         tensors, ends = (f"[{', '.join(variables[slot] for slot in slots)}]" for slots in (own, targets))
         lines.append(f"if lead_to({tensors}, {ends}): {otherwise}")
-    layered = print_statements(statements, variables, "kernel", names.fresh, constants, inner_names)
+    layered = print_statements(statements, variables, names.fresh, constants, inner_names)
     if around.grad and not key.ambient.grad_mode:
         constants["enable_grad"] = torch.enable_grad
         layered = ["with enable_grad():", *(f"    {line}" for line in layered)]
@@ -188,7 +188,7 @@ def _tentative(
 ) -> list[str]:
     """The lines of the kernel and what is around it, so that nothing has happened where the program turns out to be
     for another call."""
-    if not joint.reads and not joint.raises:
+    if not joint.reads and not joint.may_be_caught:
         return lines
     before = list(itertools.takewhile(lambda s: not isinstance(s, Run), statements))
     touched = [slot for s in before if isinstance(s, Bump) for slot in s.slots]
@@ -197,9 +197,9 @@ def _tentative(
     drawn = joint.drawn_tentatively
     if not (outer or drawn):
         return lines
-    constants.update(Tentative=Tentative, drawn=tuple(drawn))
+    constants.update(Tentative=Tentative, drawn=tuple(drawn), may_be_caught=joint.may_be_caught)
     tensors = "".join(f"{variables[slot]}, " for slot in outer)
-    return [f"with Tentative(({tensors.rstrip()}), drawn):", *(f"    {line}" for line in lines)]
+    return [f"with Tentative(({tensors.rstrip()}), drawn, may_be_caught):", *(f"    {line}" for line in lines)]
 
 
 def _comment(condition: str, joint: Joint) -> str:
@@ -323,6 +323,7 @@ class _Names:
         own += " autocast enable_grad no_grad below_autograd as_strided bump_version versions_kept"
         own += " with_history_of view_with_history_of with_dead_end fits sizes donation donated"
         own += " overwrite Size bool_ absent still_answers Parameter go_on renew_history versions_of Tentative drawn"
+        own += " may_be_caught"
         dtypes = {str(v).removeprefix("torch.") for v in vars(torch).values() if isinstance(v, torch.dtype)}
         self._used = {*taken, *own.split(), *dir(builtins), *dtypes, *_DEVICES, "math"}
 

@@ -20,6 +20,7 @@ from ..generators import own_draws
 from ..graphs import is_random, is_view
 from ..layers.layer import statements_of
 from ..layers.stack import inner_signature, inner_values
+from ..layers.statements import KERNEL
 from ..loops.lower import lower
 from ..machine import CPU, Machine
 from ..memory.steps import Call, Launch, size_of
@@ -87,7 +88,7 @@ def measured_peak(program: Program, outer: Signature, inputs: Inputs) -> int:
     """Run the kernel of a program, and its backward half if it has one, on copies of what a call with these inputs
     gives it: nothing of the caller's is written to, and the generators are not drawn from."""
     around = tuple(layer for layer in program.layers if not layer.context)
-    signature, kernel = inner_signature(outer, around), program.call.names["kernel"]
+    signature, kernel = inner_signature(outer, around), program.call.names[KERNEL]
     moves = kernel.at.watched_inputs if isinstance(kernel, Differentiable) else ()
     for layer in reversed(program.layers):
         if layer.context:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +23,7 @@ from ..loops.ir import Buffer
 from ..memory.steps import Allocate, Call, Launch
 from ..options import Options
 from ..slots import Arg, Slot
+from ..state.lines import warn
 from ..torch_private.tensors import is_held_once
 from ..trees import Node, count, flatten
 from .captured import CapturedCall
@@ -120,7 +120,7 @@ def complain(name: str, kept: Mapping[str, str], is_strict: bool) -> None:
     what = f"{name} cannot make use of what it is donated: {reasons}"
     if is_strict:
         raise DonationError(what, where=next(iter(kept)), fix=_FIX)
-    warnings.warn(what, DonationWarning, stacklevel=2)
+    warn(what, DonationWarning)
 
 
 @define(eq=False)

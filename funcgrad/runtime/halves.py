@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from ..backends.backend import Runnable
 from ..errors import RecompileWarning
 from ..graphs import Graph
 from ..slots import Final, Grad, Slot
+from ..state.lines import warn
 
 AT_MOST = 64
 _MANY = 16
@@ -81,4 +81,4 @@ class Halves:
 def warn_of_many(n: int, name: str) -> None:
     """Where that is the ``n``-th half of one program."""
     if n == _MANY:
-        warnings.warn(_TOLD.format(name, n, AT_MOST), RecompileWarning, stacklevel=3)
+        warn(_TOLD.format(name, n, AT_MOST), RecompileWarning)

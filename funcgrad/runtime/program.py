@@ -83,7 +83,7 @@ class Program(Shown):
 
     def may_be_caught(self, error: Exception) -> bool:
         """Whether its kernel has raised what the function may catch in eager PyTorch, and nothing has happened."""
-        return self.joint.raises and not self.joint.calls_opaque and is_of_values(error)
+        return self.joint.may_be_caught and is_of_values(error)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the program to a file, from which ``fg.load(path)`` makes it again, in another process, without the

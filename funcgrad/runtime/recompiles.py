@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections import Counter
 from collections.abc import Collection, Sequence
 
 from ..capture.inputs import Inputs
 from ..errors import RecompileWarning
 from ..options import Options
+from ..state.lines import warn
 from .key import Difference
 from .miss_reasons import why_not
 from .program import Program
@@ -66,9 +66,7 @@ class Recompiles:
         for about, reason in reasons.items():
             self._counts[about] += 1
             if self._counts[about] == _CHANGES:
-                warnings.warn(
-                    f"{name} compiles for the {_CHANGES + 1}th time, since {reason}", RecompileWarning, stacklevel=3
-                )
+                warn(f"{name} compiles for the {_CHANGES + 1}th time, since {reason}", RecompileWarning)
 
     def note_path(self, name: str, programs: Sequence[Program]) -> None:
         """Warn at the fourth compile for a number that was read of a tensor, and is a symbol but for its value being
@@ -82,11 +80,7 @@ class Recompiles:
         for line in (line for line, guards in taken.items() if len(guards) >= _CHANGES - 1):
             self._counts[line] += 1
             if self._counts[line] == 1:
-                warnings.warn(
-                    f"{name} compiles for the {_CHANGES + 1}th time, since {_TAKEN.format(line)}",
-                    RecompileWarning,
-                    stacklevel=3,
-                )
+                warn(f"{name} compiles for the {_CHANGES + 1}th time, since {_TAKEN.format(line)}", RecompileWarning)
 
 
 _SYMBOL = re.compile(r"\b[a-z]+_?\d+\b")

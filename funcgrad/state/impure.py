@@ -12,7 +12,6 @@ import random
 import time
 import types
 import uuid
-import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
@@ -24,6 +23,7 @@ from .. import refusals
 from ..errors import ImpureFunctionError, UnwatchedStateWarning
 from .code import Mentions
 from .guards import Place
+from .lines import warn
 
 _CLOCKS: Mapping[Any, frozenset[str]] = {
     time: frozenset(
@@ -135,11 +135,10 @@ def warn_of_clocks(functions: Collection[types.FunctionType]) -> None:
             where = f"{os.path.basename(function.__code__.co_filename)}:{line} in {function.__name__}"
             if (clock, where) not in _warned:
                 _warned.add((clock, where))
-                warnings.warn(
+                warn(
                     f"the function asks {clock}() ({where}): it gives the value of the call in which it was traced on "
                     "each call",
                     UnwatchedStateWarning,
-                    stacklevel=2,
                 )
 
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import types
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
@@ -38,6 +39,14 @@ def user_frame(frame: types.FrameType) -> types.FrameType:
     while frame.f_back is not None and not is_user_file(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
+
+
+def warn(message: str, category: type[Warning]) -> None:
+    """A warning at the caller's line."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and not is_user_file(frame.f_code.co_filename):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
 
 
 def user_line(is_meant: Callable[[str], bool] = is_user_file) -> str | None:

@@ -6,7 +6,6 @@ import functools
 import re
 import threading
 import types
-import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +16,7 @@ from ..errors import UnwatchedStateWarning
 from .assumed import Assumed
 from .code import Mentions, builtins_in, mentions, together
 from .impure import warn_of_clocks
+from .lines import warn
 from .names import taken_apart
 from .reached import CONTAINERS
 from .renamed import original
@@ -98,4 +98,4 @@ def _warn_once(root: Any, message: str) -> None:
     said = _warned.setdefault(function if isinstance(function, types.FunctionType) else type(function), set())
     if message not in said:
         said.add(message)
-        warnings.warn(message, UnwatchedStateWarning, stacklevel=2)
+        warn(message, UnwatchedStateWarning)

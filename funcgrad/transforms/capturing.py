@@ -6,8 +6,6 @@ recorded run).
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from attrs import evolve
 
@@ -36,6 +34,7 @@ from ..runtime.captured import CapturedCall
 from ..runtime.key import with_sizes
 from ..runtime.miss_reasons import key_of
 from ..stages import Stages
+from ..state.lines import warn
 from ..state.renewed import Brought
 from ..state.watch import Watch
 from ..torch_private.autograd import is_of_graph
@@ -81,7 +80,7 @@ def _captured(
             and options.backward_autocast is None
             and (facts.differentiable or not definition.splits)
         ):
-            warnings.warn(_AUTOCAST_UNSAID.format(name_of(definition.root)), AutocastWarning, stacklevel=2)
+            warn(_AUTOCAST_UNSAID.format(name_of(definition.root)), AutocastWarning)
         devices = tuple(device for device, _ in key.ambient.autocast)
         outer = outer_signature(facts, definition.out_slot)
         layers = plan_layers(outer, facts, devices, not grad and not definition.splits, definition.at_level)

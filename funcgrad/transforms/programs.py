@@ -9,7 +9,6 @@ from __future__ import annotations
 import abc
 import contextlib
 import threading
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -62,6 +61,7 @@ from ..runtime.varying import (
     written,
 )
 from ..stages import Stages
+from ..state.lines import warn
 from ..symbolic.sizes import SizeError
 from ..torch_private.modes import modes_entered, outside_dispatch_modes, saved_as_they_are
 from .arguments import take_apart
@@ -253,7 +253,7 @@ class Programs(abc.ABC):
         self._caught += 1
         log(1, f"{self.__name__} has run in eager PyTorch: it caught what an operation raised")
         if self._caught == _PATHS:
-            warnings.warn(_CAUGHT_AGAIN.format(self.__name__, _PATHS), ReadsWarning, stacklevel=3)
+            warn(_CAUGHT_AGAIN.format(self.__name__, _PATHS), ReadsWarning)
 
     def _program_or_error(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path
@@ -297,9 +297,7 @@ class Programs(abc.ABC):
             return result
         if path:
             self._lost_paths += 1
-            warnings.warn(
-                _LOST_PATH.format(self.__name__, type(error).__name__, user_line_of(error)), ReadsWarning, stacklevel=2
-            )
+            warn(_LOST_PATH.format(self.__name__, type(error).__name__, user_line_of(error)), ReadsWarning)
             return result
         raise refusals.RAISES_IN_TRACE(type(error).__name__, error, where=user_line_of(error)) from error
 
@@ -313,7 +311,7 @@ class Programs(abc.ABC):
         log(1, f"{self.__name__} has run in eager PyTorch: {why}")
         if self._firsts == _PATHS:
             message = (_UNKNOWN_AGAIN if is_opaque else _FIRST_AGAIN).format(self.__name__, _PATHS, where)
-            warnings.warn(message, RecompileWarning, stacklevel=2)
+            warn(message, RecompileWarning)
 
     def _has_too_many_paths(self, inputs: Inputs) -> bool:
         """Whether programs are there for as many paths as may be; says so once."""
@@ -327,7 +325,7 @@ class Programs(abc.ABC):
         if not self._is_warned_of_paths:
             self._is_warned_of_paths = True
             lines = dict.fromkeys(str(read.where) for reads in paths for read in reads if differs(read, paths))
-            warnings.warn(_TOO_MANY_PATHS.format(self.__name__, _PATHS, ", ".join(lines)), ReadsWarning, stacklevel=2)
+            warn(_TOO_MANY_PATHS.format(self.__name__, _PATHS, ", ".join(lines)), ReadsWarning)
         return True
 
     def _compile_and_keep(self, inputs: Inputs, path: Path = ()) -> Program:
