@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
+from ..state.restart import Known, Restart
 from ..torch_private.modes import without_function_modes
 from ..torch_private.tensors import is_transform_wrapper, is_wrapper_subclass, storage_id, unwrap_transform
-from .captures import RestartTrace
 from .memory import lies_within
 from .trace import Trace
 from .views import Geometry
@@ -65,4 +65,4 @@ def _start_again(trace: Trace, real: Tensor, needed: int) -> None:
     """Returns where it is of no use: where autograd, or a class, would have to know what lies around."""
     is_plain = not (is_transform_wrapper(real) or is_wrapper_subclass(real) or real.requires_grad)
     if is_plain and trace.around.get(id(real), 0) < needed:
-        raise RestartTrace(*([real] if id(real) in trace.captured else ()), around={id(real): needed})
+        raise Restart(Known((real,) if id(real) in trace.captured else (), around={id(real): needed}))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import attrs
@@ -46,24 +46,7 @@ def detached_part(real: Tensor) -> Tensor:
     return own if is_whole else in_own_memory(own)
 
 
-class RestartTrace(BaseException):  # a signal the function must not catch, not an error
-    """The dry run met a tensor where no stand-in can be made any more: inside a torch.func transform, or when one
-    over the same memory is in use. It starts again with one. Or an argument is to be ``itself`` in the run, as Python
-    state holds it, too, and code compares objects; or so many elements of memory are needed ``around`` some inputs, by
-    identity. Or it starts again ``after`` what must not happen in a trace."""
-
-    def __init__(
-        self,
-        *tensors: Tensor,
-        itself: bool = False,
-        around: Mapping[int, int] = {},
-        after: Callable[[], None] = lambda: None,
-    ) -> None:
-        super().__init__()
-        self.tensors, self.itself, self.around, self.after = tensors, itself, around, after
-
-
-class GradientsMatter(BaseException):  # a signal, too
+class GradientsMatter(BaseException):  # a signal the function must not catch, not an error
     """Grad mode is off outside the function, which switches it on, or asks whether a tensor requires grad: stand-ins
     must say."""
 

@@ -25,9 +25,10 @@ from ..state.hooks import listening
 from ..state.impure import refuse_draw
 from ..state.late import Late
 from ..state.renewed import Brought
+from ..state.restart import Known, Restart
 from ..state.settings import GRAD_MODE
 from ..state.state import State, state_of
-from ..state.watch import Converting, Watch
+from ..state.watch import Watch
 from ..state.written import Written
 from ..subclasses import inner_tensors
 from ..torch_private.functional import from_functional
@@ -37,7 +38,6 @@ from ..torch_private.tensors import is_wrapper_subclass, storage_id
 from ..trees import Container, flatten_arguments
 from .backward import fails_in_eager, run_passes
 from .capture_sources import GradientOf
-from .captures import RestartTrace
 from .changes import (
     Met,
     changes_of,
@@ -96,26 +96,15 @@ class Surroundings:
 
 
 class DryRun:
-    """One run on stand-ins that mirror the real tensors. ``known`` are captured tensors an earlier run met;
-    ``themselves``: the arguments among them that are given to the function as they are, since Python state holds them,
-    too, and code compares objects. ``notes``: whether it is noted what code runs; ``converting``: functions that are
-    answered with the types of numbers when they ask for those of symbols."""
+    """One run on stand-ins that mirror the real tensors. ``saved``: see ``Trace.saved_outside``."""
 
-    def __init__(
-        self,
-        around: Surroundings,
-        known: Sequence[Tensor],
-        themselves: Sequence[Tensor],
-        notes: bool,
-        converting: Converting,
-    ) -> None:
-        self._converting = converting
-        self._inputs, self._grad, self._out_slot, self._notes = around.inputs, around.grad, around.out_slot, notes
+    def __init__(self, around: Surroundings, known: Known, saved: dict[int, Tensor]) -> None:
+        self._inputs, self._grad, self._out_slot, self._known = around.inputs, around.grad, around.out_slot, known
         self._splits, self._replays, self._hands_over = around.splits, around.replays, around.hands_over
-        captured = ((f"captured {i}", t) for i, t in enumerate(known))
+        captured = ((f"captured {i}", t) for i, t in enumerate(known.tensors))
         self._reals: list[tuple[Any, Tensor]] = [*around.inputs.tensors, *captured]
         gradients = {id(t.grad) for _, t in self._reals if t.is_leaf}  # these are what their owners are asked for
-        self._asked_for = frozenset(map(id, themselves))
+        self._asked_for = frozenset(map(id, known.themselves))
         self._themselves = self._asked_for - gradients
         self._mirrored: dict[int, Mirrored] = {}
         self._handles: list[RemovableHandle] = []
@@ -131,6 +120,8 @@ class DryRun:
         # what a pullback runs again knows the answers
         trace.ignores_requires_grad = not around.grad and (around.splits or around.replays)
         trace.enables_grad_itself = not around.splits
+        trace.saved_outside, trace.around = saved, dict(known.around)
+        trace.hooks.begin(() if known.hooks_write else None)
         trace.writes.heard = lambda written: require_kept_by_none(self.watch.caches, written)
         self._passes = Passes()
         self._apart: dict[int, tuple[int, ...]] = {}
@@ -144,7 +135,7 @@ class DryRun:
         """Let go of the real tensors: a trace is a ring of references, and lives until the next garbage collection."""
         self._reals.clear()
         self._inputs = self._inputs.released()
-        self._left = None
+        self._left, self._known = None, Known()
         self.trace.captured.clear()
         self.trace.reals.clear()
 
@@ -170,14 +161,19 @@ class DryRun:
         arguments = inputs.objects
         self.watch = trace.watch = Watch(root, arguments, inputs.numbers(stand_ins), bool(inputs.renewed))
         asks_types = inputs.has_symbols and bool(self.watch.said.types)
-        self.watch.notes_what_runs = self._notes or self.watch.identities.matter or asks_types
+        self.watch.notes_what_runs = self._known.notes or self.watch.identities.matter or asks_types
         containers = inputs.containers(args, kwargs)
         self._given, unseen = self.watch.give(containers), contents_of(containers)
         trace.reals = {id(m.seen): real for m, real in ((self._mirrored[id(t)], t) for _, t in self._reals)}
         trace.inputs = set(trace.reals)
         raised: BaseException | None = None
         try:
-            with self.watch, converting_symbols(self._converting), torch.set_grad_enabled(self._grad), trace.lifter:
+            with (
+                self.watch,
+                converting_symbols(self._known.converting),
+                torch.set_grad_enabled(self._grad),
+                trace.lifter,
+            ):
                 result = function(*args, **kwargs)
                 grad_mode = torch.is_grad_enabled()
             for handle in self._handles:
@@ -210,7 +206,7 @@ class DryRun:
         if drawn:
             raise refuse_draw(drawn[0])
         self.watch.require_noted()
-        if trace.symbols.floats.names and self.watch.asks_types(self._converting):
+        if trace.symbols.floats.names and self.watch.asks_types(self._known.converting):
             raise NotSymbolicError("the function asks for types, and that of a symbol is another than that of a number")
         state, hooks = self._state(written, arguments), self.trace.hooks.kept
         opens = opening is not None and bool(opening.made)
@@ -221,7 +217,7 @@ class DryRun:
         held = {slot for _, slot in also} | {self._slot_of(c.tensor) for c in facts.captured}
         for slot, real in inputs.tensors if self._hands_over and self.watch.said.compares_objects else ():
             if slot in held and id(real) not in self._asked_for:
-                raise RestartTrace(real, itself=True)
+                raise Restart(Known((real,), themselves=(real,)))
         apart = frozenset(id(g.value()) for g in others if g.how == "tensor" and self.watch.said.compares_objects)
         guards = (*facts.state.guards, *others)
         late = Late(guards)  # what a derivative of a gradient reads, when that runs
@@ -291,7 +287,7 @@ class DryRun:
             self._reals.append((f"captured {len(self._reals)}", real))
             return self._mirrored[id(real)].seen
         if any(storage_id(t) == storage_id(real) for _, t in self._reals) or transform_active():
-            raise RestartTrace(real)
+            raise Restart(Known((real,)))
         self._reals.append((f"captured {len(self._reals)}", real))
         own = self._mirrored[id(real)] = mirror_alone(self.trace, real, self._grad)
         self.trace.reals[id(own.seen)] = real
@@ -351,7 +347,7 @@ class DryRun:
             now = self.trace.lineage.gradient_of(own.seen) if asked else None
             known = None if before is None else self._mirrored.get(id(before))
             if before is not None and known is None and now is not None:
-                raise RestartTrace(before)
+                raise Restart(Known((before,)))
             if id(real) in given or now is not (None if known is None else known.seen):
                 found[slot] = now
                 self.trace.questions.ask(real, IS_HOOKED)

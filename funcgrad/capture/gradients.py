@@ -13,9 +13,9 @@ from .. import refusals
 from ..autograd_state import gradient_of, is_leaf, is_untold, renew_history
 from ..graphs import type_text
 from ..state.lines import user_line
+from ..state.restart import Known, Restart
 from ..subclasses import is_traced
 from ..torch_private.modes import without_function_modes
-from .captures import RestartTrace
 from .questions import IS_HOOKED, IS_VIEW
 from .trace import Trace
 
@@ -40,7 +40,7 @@ def ask_for_gradient(trace: Trace, tensor: Any, reads: bool, retains: bool) -> N
     else:
         trace.asked_for_gradient.append(real)
     if trace.graph is None and real.is_leaf and real.grad is not None and id(real.grad) not in trace.captured:
-        raise RestartTrace(real.grad)
+        raise Restart(Known((real.grad,)))
 
 
 def gradient_kept(trace: Trace, tensor: Tensor) -> Tensor | None:

@@ -14,10 +14,11 @@ from .. import refusals
 from ..graphs import tensors_in, type_text
 from ..inside import having
 from ..state.lines import HERE, user_line
+from ..state.restart import Restart
 from ..torch_private.autograd import is_below_autograd
 from ..torch_private.fakes import FAKES
 from ..torch_private.patches import is_folded
-from .captures import GradientsMatter, LeavesInferenceMode, RestartTrace
+from .captures import GradientsMatter, LeavesInferenceMode
 from .control_calls import cond
 from .fast_paths import FAST_PATHS
 from .gradients import require_not_of_leaf, takes_gradient
@@ -154,4 +155,4 @@ def _folded_outside(fold: Callable[..., Any], module: Any) -> None:
     """A linear function computes its constants outside of the trace: it keeps them, and nobody's call is the first
     one."""
     if not is_folded(module):
-        raise RestartTrace(after=lambda: fold(module))
+        raise Restart(after=lambda: fold(module))

@@ -20,6 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from .. import refusals
 from ..state.lines import user_line
 from ..state.names import brought_along
+from ..state.restart import Known, Restart
 from ..state.values import PLAIN, same
 from ..subclasses import is_traced
 from ..torch_private.modes import without_function_modes
@@ -60,11 +61,6 @@ def as_outside(
         own: Any = leaf
         handles = [own.register_hook(with_gradient(hook)) for hook in hooks]
         return [*handles, *(own.register_post_accumulate_grad_hook(with_leaf(hook)) for hook in after)]
-
-
-class HooksWrite(BaseException):  # a signal the function must not catch
-    """A hook that a backward pass ran has written to Python state: the dry run starts again, with hooks that are
-    opaque."""
 
 
 @define(eq=False)
@@ -115,7 +111,7 @@ class TensorHooks:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Around a backward pass; raises ``HooksWrite`` where a hook writes to what it closes over."""
+        """Around a backward pass; raises ``Restart`` where a hook writes to what it closes over."""
         before = self._contents()
         yield
         for (held, was), (_, now) in zip(before, self._contents(), strict=False):
@@ -124,13 +120,13 @@ class TensorHooks:
                 raise refusals.HOOK_OF_OWN_OBJECT(type(held).__name__, where=type(held).__name__)
 
     def require_opaque(self) -> None:
-        """Raise ``HooksWrite`` if there are hooks, and they are traced."""
+        """Raise ``Restart`` if there are hooks, and they are traced."""
         if self.found and not self.are_opaque:
-            raise HooksWrite
+            raise Restart(Known(hooks_write=True))
 
     def require_seen(self) -> None:
         """A backward pass reads a value that is known when it runs, so that nobody has seen what hooks do with it.
-        Raise ``HooksWrite`` where one may write, and ``MutationError`` if that one can be no opaque call."""
+        Raise ``Restart`` where one may write, and ``MutationError`` if that one can be no opaque call."""
         writing = next(filter(_may_write, self.traced), None)
         if writing is not None:
             self.require_opaque()

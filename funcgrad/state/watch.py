@@ -48,23 +48,9 @@ from .names import (
     slots_of,
 )
 from .renamed import original
+from .restart import Converting, Known, Restart
 from .unwatched import Unwatched
 from .values import copied, same
-
-Converting = list[tuple[types.FunctionType, frozenset[str]]]
-
-
-class RunsUnnoted(BaseException):  # a signal
-    """In the run, code was reached that reads what no guard can watch: another run notes whether that code runs."""
-
-
-class AsksTypes(BaseException):  # a signal
-    """In the run, these functions asked for types, where symbols stand for numbers: another run answers with those of
-    the numbers."""
-
-    def __init__(self, functions: Converting) -> None:
-        super().__init__()
-        self.functions = functions
 
 
 class Watch(Unwatched):
@@ -124,11 +110,11 @@ class Watch(Unwatched):
         return any(mentions(code).unseen or asks_clock(function) for code, function in self._codes.items())
 
     def require_noted(self) -> None:
-        """Raise ``RunsUnnoted`` where it matters what code ran, and that was not noted, since nothing was known of it
+        """Raise ``Restart`` where it matters what code ran, and that was not noted, since nothing was known of it
         before the run."""
         could = self._ran is None and not self.notes_what_runs and sys.gettrace() is None
         if could and (self.unwatched or self._has_unseen):
-            raise RunsUnnoted
+            raise Restart(Known(notes=True))
 
     @contextlib.contextmanager
     def _noting_what_runs(self, asks: bool) -> Iterator[None]:
@@ -301,13 +287,13 @@ class Watch(Unwatched):
                 self._argument(value, name)
 
     def asks_types(self, answered: Converting) -> bool:
-        """Whether code that ran asks for types in a way that only numbers can answer. Raises ``AsksTypes`` for what is
+        """Whether code that ran asks for types in a way that only numbers can answer. Raises ``Restart`` for what is
         not among those that are ``answered``."""
         asking = {c for c in self._codes if (self._ran is None or c in self._ran) and mentions(c).types}
         found = [(function, names & {"type"}) for function, names in self.converting if "type" in names]
         if asking and asking <= {original(function.__code__) for function, _ in found}:
             if not asking <= {original(function.__code__) for function, _ in answered}:
-                raise AsksTypes(found)
+                raise Restart(Known(converting=found))
             return self._has_type_by_another_name
         return bool(asking) or self._has_type_by_another_name
 
