@@ -246,6 +246,13 @@ set_generator_state = _define(
 generator_state = _define("generator_state(Device device, Generator? generator=None) -> Tensor", _state, _bytes)
 """``Generator.get_state``: a tensor of bytes."""
 
+bernoulli = _define(
+    "bernoulli(Tensor like, Scalar p, *, Generator? generator=None) -> Tensor",
+    lambda like, p, *, generator=None: torch.bernoulli(like, p, generator=generator),
+    lambda like, p, *, generator=None: torch.empty_like(like),
+)
+"""``torch.bernoulli(like, p)``, where ``p`` may be a symbol."""
+
 ON_GENERATORS = (manual_seed, seed_generator, set_generator_state, generator_state)
 
 

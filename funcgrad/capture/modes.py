@@ -50,6 +50,7 @@ from .gradients import (
 )
 from .ints import without_ints
 from .math_functions import quotient_of
+from .number_calls import with_symbols
 from .outside import (
     BACKWARD_CHECKS,
     FAKE_RESULTS,
@@ -64,7 +65,6 @@ from .questions import QUESTIONS, refuse_unknowable
 from .reads import BY_MASK, READS, READS_LATER, TAKES_DATA, asks_for_value, makes_sizes
 from .replaced_functions import original_of
 from .replacements import replacements_of
-from .sized_calls import OF_SIZES
 from .source_location import asked_by_us, called_by_us
 from .storage_mutation import GIVES, RESTRIDES, call_with_out, give_data, restride
 from .storages import STORAGES, require_memory_in_place, storage_of
@@ -293,8 +293,8 @@ class Lifter(TorchFunctionMode):
             if kwargs.get("out") is not None:
                 out = call_with_out(self._trace, func, given["out"], args, kwargs)
             else:
-                rewritten = OF_SIZES.get(func) if self._trace.symbols else None
-                out = (rewritten or REWRITES.get(func, func))(*args, **kwargs)
+                call = REWRITES.get(func, func)
+                out = with_symbols(func, args, kwargs, call) if self._trace.symbols else call(*args, **kwargs)
             if self._trace.symbols:  # of inputs, or read of tensors
                 out = seen(out)
             self._trace.writes.spread_versions()

@@ -131,6 +131,13 @@ def _one_hot(input: Tensor, num_classes: int = -1) -> Any:
     return input.new_zeros((*input.shape, num_classes)).scatter(-1, input.unsqueeze(-1), 1)
 
 
+def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """Where all is dropped nothing is drawn; on fake tensors PyTorch takes the operator that draws for that, too."""
+    if not training or p != 1:
+        return torch.nn.functional.dropout(input, p, training, inplace)
+    return input.mul_(input.new_zeros(())) if inplace else input * input.new_zeros(())
+
+
 def _of_a_batch(f: Callable[..., Any], ndim: int) -> Callable[..., Any]:
     """Dropout in place of an input of ``ndim`` dimensions without one for a batch: on a view that has one. PyTorch
     gives it to the input itself, and takes it off again, inside of a call where nobody hears of it."""
@@ -165,6 +172,7 @@ REWRITES: dict[Any, Callable[..., Any]] = {
     **FUSED_STEPS,
     **RUNNING,
     **SOBOL_SEQUENCES,
+    torch.nn.functional.dropout: _dropout,
     torch.nn.functional.dropout1d: _of_a_batch(torch.nn.functional.dropout1d, 2),
     torch.nn.functional.dropout3d: _of_a_batch(torch.nn.functional.dropout3d, 4),
     Tensor.__int__: lambda tensor: int(

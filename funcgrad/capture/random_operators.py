@@ -19,6 +19,7 @@ from torch import Tensor
 from .. import refusals
 from ..errors import FuncgradError, Refusal
 from ..generators import (
+    bernoulli,
     generator_state,
     initial_seed,
     is_default,
@@ -369,8 +370,8 @@ def _rrelu(
 # ── choices ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@_rule(aten.bernoulli.default, aten.bernoulli.p, aten.bernoulli.Tensor)
-def _bernoulli(draw: Draw, self: Tensor, p: Any = None) -> Tensor:
+@_rule(aten.bernoulli.default, aten.bernoulli.p, aten.bernoulli.Tensor, bernoulli)
+def _bernoulli(draw: Draw, self: Any = None, p: Any = None, like: Any = None) -> Tensor:
     p = self if p is None else p
     wide = isinstance(p, Tensor) and p.dtype == torch.float64
     return draw.result(draw.bits(torch.float64 if wide else torch.float32) < p)

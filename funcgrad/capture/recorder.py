@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from .. import refusals
-from ..generators import is_default
+from ..generators import bernoulli, is_default
 from ..graph_primitives import getitem, scalar, size, stride
 from ..graphs import Graph, last_node, pass_of, storages, value_of, written_copies
 from ..inside import having
@@ -126,6 +126,8 @@ class Recorder:
         # what it stands for is known by now; who gets it may write to it
         if op is torch.ops.aten._efficientzerotensor.default:
             op = torch.ops.aten.zeros.default
+        if op is bernoulli:
+            op = torch.ops.aten.bernoulli.p
         if self.symbols:
             args, kwargs = self._that_fit((args, kwargs), [*flatten((args, kwargs))[0], *leaves])
         node_args = [self._argument(a, op) for a in args]

@@ -274,7 +274,7 @@ def _print_reads(
             lines.append(f"{name} = tensor_{name}")
     if facts.apart:
         inputs = [*(leaf_names[slot] for slot, _, _ in facts.inputs if slot in leaf_names), *captured_names]
-        lines.append(f"if not {constant(facts.apart)}.isdisjoint(map(id, ({', '.join(inputs)},))): {otherwise}")
+        lines.append(f"if not {constant(facts.apart)}.isdisjoint(map(id, [{', '.join(inputs)}])): {otherwise}")
     return [
         *lines,
         *(

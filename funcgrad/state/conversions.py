@@ -27,6 +27,7 @@ from attrs import define
 from torch import SymFloat, SymInt, Tensor
 
 from ..torch_private.fakes import fake_below
+from ..torch_private.modes import function_modes
 from ..torch_private.optimisers import CONVERTING
 from ..torch_private.symbols import is_size
 from .code import GLOBAL, mentions, without_padding
@@ -75,8 +76,11 @@ class Converted(type):
 
 
 def _is_traced(value: Any) -> bool:
-    """Whether a value is a tensor of which Python reads a number, and a trace sees that."""
-    return isinstance(value, Tensor) and fake_below(value) is not None
+    """Whether a value is a tensor of which Python reads a number, and a trace sees that: of this very one, or of what
+    the function closes over."""
+    if not isinstance(value, Tensor):
+        return False
+    return fake_below(value) is not None or (bool(function_modes()) and value.numel() == 1)
 
 
 def _answer(value: Any, kind: type) -> Any:
