@@ -239,3 +239,24 @@ def test_a_tuple_that_is_replaced_outside_is_the_one_that_is_there(start):
         return found
 
     assert world(lambda f: fg.jit(f, backend="aten")) == world(lambda f: f)
+
+
+def test_a_list_of_which_one_item_is_replaced_has_no_tensor_of_the_trace():
+    """In a second derivative at a level, the others are put there while the function runs once more."""
+
+    def run(wrap):
+        held = [torch.ones(3), torch.full((3,), 0.5)]
+        seven = torch.full((3,), 7.0)
+
+        def f(x):
+            held[0] = seven
+            return (x * 1.0).sin().sum()
+
+        c = wrap(f)
+        found = [torch.func.grad(lambda x: torch.func.grad(c)(x).sum())(torch.ones(3) * i) for i in range(3)]
+        return found, held, [type(t).__name__ for t in held]
+
+    *expected, kinds = run(lambda f: f)
+    *found, kinds_found = run(lambda f: fg.jit(f, backend="aten"))
+    torch.testing.assert_close(found, expected)
+    assert kinds_found == kinds

@@ -242,6 +242,9 @@ class Inner:
             for c in facts.captured
             if c.slot not in alone and not any(c.origin is place for place, _ in moved)
         }
+        for effect in facts.state.effects if moved else ():
+            if isinstance(effect, Refill):  # which is undone: as it is now
+                trace.watch.see(effect.container, effect.name)
         with (
             trace.binding([*bound.values()], [bound[slot] for slot in bound if slot in written]),
             _put((place, seen[slot]) for place, slot in moved),
