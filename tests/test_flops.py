@@ -85,3 +85,15 @@ def test_a_profiler_sees_a_range_by_the_name_of_the_function():
     assert ranges(lambda: (compiled(w), gradient(w), gradient(w))) == {"funcgrad: products": 3}
     assert ranges(lambda: torch.func.vmap(compiled)(w.expand(3, 8, 5))) == {"funcgrad: products": 1}
     assert ranges(products, w) == {}
+
+
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_a_module_that_is_trained_is_counted(is_warm):
+    """The mode hears of modules by hooks on all of them, which register others on their operands."""
+    net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    compiled = fg.jit(net, backend="aten")
+    if is_warm:
+        compiled(X)
+    for _ in range(2):
+        assert counted(lambda: compiled(X).sum().backward()) == counted(lambda: net(X).sum().backward())
+    assert not counted(lambda: None)

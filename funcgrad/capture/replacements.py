@@ -17,7 +17,7 @@ from ..state.lines import HERE, user_line
 from ..state.restart import Restart
 from ..torch_private.autograd import is_below_autograd
 from ..torch_private.fakes import FAKES
-from ..torch_private.patches import is_folded
+from ..torch_private.patches import NO_HOOK, is_folded
 from .captures import GradientsMatter, LeavesInferenceMode
 from .control_calls import cond
 from .fast_paths import FAST_PATHS
@@ -120,6 +120,8 @@ def replacements_of(trace: Trace) -> dict[str, Replacement]:
         "manual_seed": draws.manual_seed,
         "linearize": _no_linearize,
         "inference mode": enter_inference_mode,
+        # a program is one range: nobody enters its modules
+        "hook of tracker": lambda *_, **how: NO_HOOK,
         "swap": _no_swap,
         "folding": _folded_outside,
         # where no overload of an operator fits, C++ writes its arguments down, and goes on to the next one

@@ -259,11 +259,9 @@ def _recorded(recorder: Recorder) -> tuple[Callable[..., Any], Any]:
     _alike[nodes] += 1
     if _alike[nodes] == _TOO_MANY:
         warn(
-            f"backward passes of the same {len(nodes)} nodes were captured {_TOO_MANY} times ({user_line()}): an "
-            "exponent or an eps"
-            " that varies makes another graph of PyTorch's engine each time; make it a tensor, or leave this backward "
-            "pass out of"
-            " fg.compiled_autograd()",
+            f"backward passes of the same {len(nodes)} nodes were captured {_TOO_MANY} times ({user_line()}): a number "
+            "that varies (an exponent, an eps, a bound) makes another graph of PyTorch's engine each time, and so do "
+            "other hooks; make it a tensor, or leave this backward pass out of fg.compiled_autograd()",
             RecompileWarning,
         )
     if _open:

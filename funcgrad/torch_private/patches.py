@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ import torch
 from torch._functorch import eager_transforms
 from torch._functorch import vmap as functorch_vmap
 from torch.fx.experimental.const_fold import FoldedGraphModule
+from torch.utils import module_tracker
+from torch.utils.hooks import RemovableHandle
 
 _operators = importlib.import_module("torch._higher_order_ops.utils")
 
@@ -59,6 +62,13 @@ LINEAR_FOLDING = FoldedGraphModule, "run_folding"
 def is_folded(module: Any) -> bool:
     """Whether there is nothing of that to do."""
     return module.has_folding_been_run or module.const_subgraph_module is None  # type: ignore[no-any-return]
+
+
+HOOKS_OF_TRACKER = module_tracker, "register_multi_grad_hook"
+"""By which ``FlopCounterMode`` and the like hear that backward passes through a module."""
+
+NO_HOOK = RemovableHandle(OrderedDict())
+"""Of a hook that is none."""
 
 
 BACKWARD_ENGINE = torch.autograd, "_engine_run_backward"
