@@ -209,7 +209,7 @@ class DryRun:
         if trace.symbols.floats.names and self.watch.asks_types(self._known.converting):
             raise NotSymbolicError("the function asks for types, and that of a symbol is another than that of a number")
         state, hooks = self._state(written, arguments), self.trace.hooks.kept
-        opens = opening is not None and bool(opening.made)
+        opens = opening is not None and opening.matters
         facts = evolve(facts, state=state, hooks=hooks, backward_writes=self._backward_writes, opens=opens)
         facts = with_homes(facts, self.watch, inputs)
         all_written = written.effects if self._backward_writes else facts.state.effects

@@ -135,7 +135,8 @@ def look_at_outputs(
             )  # fmt: skip
         else:
             is_dynamic = path in varying or isinstance(leaf, (SymInt, SymFloat, SymBool))
-            found.append(OutputFact(path, type_now(leaf), is_dynamic, False, False, None, leaf))
+            kind = type(leaf).__name__ if isinstance(leaf, (list, dict)) else type_now(leaf)  # what is in it is not read
+            found.append(OutputFact(path, kind, is_dynamic, False, False, None, leaf))
     tensors = [(path, v) for path, v in zip(paths, leaves, strict=True) if isinstance(v, Tensor)]
     _refuse_leaves(tensors, slot_of, {*map(str, firsts)})
     return tuple(found), bases

@@ -66,6 +66,8 @@ class Opening:
 
     watch: Watch
     made: list[Any] = field(factory=list)
+    kept: bool = False
+    """Whether a container of Python state is returned."""
 
     def __call__(self, value: Any) -> Mapping[str, Any] | None:
         """The attributes of one that holds a tensor of the trace; None for what was there before, stands in two places,
@@ -83,8 +85,17 @@ class Opening:
         return attributes
 
     def is_leaf(self, value: Any) -> bool:
-        """Whether a container in such an object is one that was there before: it is that very one in each call."""
+        """Whether a list or a dict was there before the call: it is that very one in each call, with what is written to
+        it. So is any other container in an object that is made, if no tensor of the trace is in it."""
+        if isinstance(value, (list, dict)) and self.watch.keeps(value):
+            self.kept = True
+            return True
         return bool(self.made) and self.watch.knows(value) and hidden_tensor(value) is None
+
+    @property
+    def matters(self) -> bool:
+        """Whether a result is more than what is in it."""
+        return self.kept or bool(self.made)
 
 
 def flatten_result(

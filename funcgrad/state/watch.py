@@ -258,6 +258,13 @@ class Watch(Unwatched):
         """Whether a value is an object that was there before the run."""
         return id(value) in self._known or id(value) in self.given
 
+    def keeps(self, container: Any) -> bool:
+        """Whether a container was there before the run, in Python state; a program that returns it is for this one."""
+        is_kept = id(container) in self._known and id(container) not in self.given
+        if is_kept:
+            self.moved.add(id(container))
+        return is_kept
+
     def makes(self, function: types.FunctionType) -> bool:
         """Whether code that was reached makes this function: it was not there before the run."""
         made, code = set[types.CodeType](), original(function.__code__)
