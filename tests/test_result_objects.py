@@ -171,3 +171,78 @@ def test_under_transforms_it_is_refused():
             call(torch.ones(2, 3))
     with pytest.raises(fg.ResultError):
         fg.grad_compiled(lambda x: (x.sum(), Layer(x * 2)), has_aux=True)(numbers())
+
+
+class Holder:
+    def __init__(self):
+        self.table, self.log, self.weight = {"n": 0}, [torch.ones(2)], torch.ones(2, requires_grad=True)
+
+
+def _counts(own, x):
+    own.table["n"] += 1
+    return x * 2, own.table
+
+
+def _grows(own, x):
+    own.log.append((x * own.weight).sum())
+    return {"log": own.log, "y": x + 1}
+
+
+def _makes(own, x):
+    own.table = {"k": [x * own.weight], "m": {"z": x.sum()}}
+    return own.table, own.table["k"], own.table["m"]
+
+
+def _makes_one_for_two(own, x):
+    made = {"q": x * 2}
+    own.table, own.other = made, [made]
+    return [made, {"in": made}]
+
+
+def _stores_in_one(own, x):
+    own.table.setdefault("l", []).append((x * own.weight).sum())
+    return own.table
+
+
+HELD = {
+    "counts": (_counts, lambda own, r: (r[1] is own.table, dict(r[1]))),
+    "grows": (_grows, lambda own, r: (r["log"] is own.log, len(own.log), r["y"])),
+    "makes": (_makes, lambda own, r: (r[0] is own.table, r[1] is own.table["k"], r[2] is own.table["m"], r[1][0])),
+    "one for two": (_makes_one_for_two, lambda own, r: (r[0] is own.table, r[1]["in"] is own.other[0], r[0]["q"])),
+    "stores in one": (_stores_in_one, lambda own, r: (r is own.table, len(r["l"]), r["l"][-1])),
+}
+
+
+@pytest.mark.parametrize("backend", ["c", "aten"])
+@pytest.mark.parametrize("name", HELD)
+def test_a_container_that_python_state_holds_is_returned_itself(name, backend):
+    """It was a copy; what the caller did with it was lost. Another object in its place is another result."""
+    f, look = HELD[name]
+
+    def run(wrap):
+        own, found = Holder(), []
+        call = wrap(lambda x: f(own, x))
+        for i in range(5):
+            result = call(torch.ones(2) * i)
+            found.append(look(own, result))
+            if i == 2:
+                own.table, own.log = {"n": 7}, [torch.zeros(2)]
+            if name in ("makes", "stores in one"):
+                last = own.table["k"][0].sum() if name == "makes" else own.table["l"][-1]
+                found.append(torch.autograd.grad(last, own.weight)[0] if i != 2 else None) if i != 2 else None
+        return found
+
+    torch.testing.assert_close(_plain(run(lambda f: fg.jit(f, backend=backend))), _plain(run(lambda f: f)))
+
+
+def _plain(found):
+    """As a sequence of tensors."""
+    return [torch.as_tensor(v) for v in torch.utils._pytree.tree_leaves(found) if v is not None]
+
+
+def test_what_the_caller_does_with_it_is_done_to_the_state():
+    own = Holder()
+    call = fg.jit(lambda x: _counts(own, x))
+    first = call(torch.ones(2))[1]
+    first["done"] = True
+    assert call(torch.ones(2))[1] is first is own.table and own.table == {"n": 2, "done": True}

@@ -64,7 +64,7 @@ from .outputs import look_at_outputs, results_by_slot
 from .questions import HOOKS, HOOKS_AFTER, IS_HOOKED, IS_VIEW, answer_of, require_bare
 from .reads import READS_LATER
 from .resolved import resolve
-from .results import Opening, flatten_result, require_stored_nowhere, require_unhooked, require_visible
+from .results import Opening, flatten_result, require_unhooked, require_visible
 from .source_location import user_line_of
 from .stand_ins import Mirrored, mirror, mirror_alone
 from .tensor_hooks import as_outside
@@ -180,14 +180,16 @@ class DryRun:
                 handle.remove()
             require_same(unseen)
             trace.writes.spread_versions()
-            opening = Opening(self.watch) if self._hands_over and not trace.at_level else None
+            self._take_written(grad_mode)
+            opening = Opening(self.watch, self._left) if self._hands_over and not trace.at_level else None
             leaves, tree, paths = flatten_result(result, containers, opening)
+            if opening is not None:
+                opening.require_stored_nowhere()
             require_visible(leaves, paths, tree, self.watch.knows if self._replays else None)
             leaves = [trace.named(v) for v in leaves]
             require_unhooked(trace.hooked, leaves)
             lasting = (self._mirrored[id(t)].seen for _, t in self._reals if t.is_leaf and t.requires_grad)
             self.watch.hooked = {trace.hooked[id(v)] or "" for v in lasting if id(v) in trace.hooked}
-            self._take_written(grad_mode, opening)
             facts = self._facts(leaves, paths, root)
         except BaseException as error:
             self.watch.forget()
@@ -231,14 +233,13 @@ class DryRun:
         state = evolve(facts.state, guards=guards, late=late, brought=brought)
         return evolve(facts, state=state, also=also, apart=apart)
 
-    def _take_written(self, grad_mode: bool, opening: Opening | None) -> None:
+    def _take_written(self, grad_mode: bool) -> None:
         """What the function has written to Python state, and in which grad mode it has ended."""
         trace = self.trace
         assert self.watch is not None
         self._left = trace.written() if self._replays or trace.runs_again else None
         if self._left is not None:
             self._left.sets(GRAD_MODE, self._grad, grad_mode)
-        require_stored_nowhere(opening, self._left)
         for new in self._left.stores.values() if self._left is not None else ():
             trace.named(new)  # it may be met here for the first time
         self.watch.first = None if self._left is None else self._left.effects

@@ -126,9 +126,10 @@ class Inner:
         trace.watch.give(containers)
         handles = self._hooks_of_leaves(trace, seen)
         with here:
-            opening = Opening(trace.watch) if self.facts.opens else None
-            leaves, tree, paths = flatten_result(self.definition(*args, **kwargs), containers, opening)
+            result = self.definition(*args, **kwargs)
             written = trace.written()
+            opening = Opening(trace.watch, written) if self.facts.opens else None
+            leaves, tree, paths = flatten_result(result, containers, opening)
             own = {slot: trace.named(value) for slot, value in (written.plain | written.stores).items()}
         for handle in handles:
             handle.remove()
@@ -250,8 +251,9 @@ class Inner:
             _put((place, seen[slot]) for place, slot in moved),
             taken_back(facts.state.effects) if places else contextlib.nullcontext(),
         ):
-            opening = Opening(trace.watch) if self.facts.opens and trace.watch is not None else None
-            leaves, _, paths = flatten_result(self.definition(*args, **kwargs), (), opening)
+            result = self.definition(*args, **kwargs)
+            opening = Opening(trace.watch, trace.written()) if self.facts.opens else None
+            leaves, _, paths = flatten_result(result, (), opening)
             stored = {slot: find() for slot, find in places.items()}
         of: dict[Slot, Any] = {self.named(path): leaf for path, leaf in zip(paths, leaves, strict=True)} | stored
         of |= {Final(slot): value for slot, value in seen.items()}

@@ -30,6 +30,7 @@ from ..graphs import (
 from ..joint import Constant, Joint, Returned, Told
 from ..slots import Final, Signature, Slot
 from ..state.conversions import converting_symbols, measuring_symbols
+from ..state.new_values import NewObject
 from ..state.watch import Watch
 from ..symbolic.torch_sizes import shape_of, strides_of
 from ..tags import Tag, tag
@@ -112,7 +113,8 @@ def capture(
     warn_of_unrolled(graph)
     facts = inner.facts.returned
     leaves = tuple(
-        inner.out_slot(o.path) if o.is_dynamic else _constant(v, inner) for o, v in zip(facts, ran.leaves, strict=False)
+        inner.out_slot(o.path) if o.is_dynamic else _constant(o.constant if isinstance(v, NewObject) else v, inner)
+        for o, v in zip(facts, ran.leaves, strict=False)
     )
     symbols = trace.symbols
     returned, sizes = Returned(ran.tree, leaves), symbols.of_sizes

@@ -26,6 +26,7 @@ from ..autograd_state import (
 )
 from ..graphs import type_now
 from ..slots import Arg, Base, Captured, Out, Slot, Stored
+from ..state.new_values import NewObject
 from .floats import NotSymbolicError
 from .lineage import Lineage
 from .questions import set_by_function
@@ -135,7 +136,8 @@ def look_at_outputs(
             )  # fmt: skip
         else:
             is_dynamic = path in varying or isinstance(leaf, (SymInt, SymFloat, SymBool))
-            kind = type(leaf).__name__ if isinstance(leaf, (list, dict)) else type_now(leaf)  # what is in it is not read
+            is_object = isinstance(leaf, (list, dict, NewObject))  # what is in it is not read
+            kind = type(leaf).__name__ if is_object else type_now(leaf)
             found.append(OutputFact(path, kind, is_dynamic, False, False, None, leaf))
     tensors = [(path, v) for path, v in zip(paths, leaves, strict=True) if isinstance(v, Tensor)]
     _refuse_leaves(tensors, slot_of, {*map(str, firsts)})

@@ -22,7 +22,7 @@ from torch import SymBool, SymFloat, SymInt, Tensor
 
 from .. import refusals
 from ..state.hooks import module_of
-from ..state.new_values import attributes_made, is_made_of_attributes
+from ..state.new_values import NewObject, attributes_made, is_made_of_attributes
 from ..state.watch import Watch
 from ..state.written import Written
 from ..subclasses import is_traced
@@ -65,9 +65,10 @@ class Opening:
     call makes others, without running ``__init__``."""
 
     watch: Watch
+    written: Written | None
     made: list[Any] = field(factory=list)
     kept: bool = False
-    """Whether a container of Python state is returned."""
+    """Whether a container is returned that Python state holds."""
 
     def __call__(self, value: Any) -> Mapping[str, Any] | None:
         """The attributes of one that holds a tensor of the trace; None for what was there before, stands in two places,
@@ -85,17 +86,30 @@ class Opening:
         return attributes
 
     def is_leaf(self, value: Any) -> bool:
-        """Whether a list or a dict was there before the call: it is that very one in each call, with what is written to
-        it. So is any other container in an object that is made, if no tensor of the trace is in it."""
-        if isinstance(value, (list, dict)) and self.watch.keeps(value):
+        """Whether Python state holds a list or a dict: it is that very one in each call, with what is written to it.
+        So is any other container in an object that is made, if no tensor of the trace is in it."""
+        if isinstance(value, (list, dict)) and (self.watch.keeps(value) or self._stored(value) is not None):
             self.kept = True
             return True
         return bool(self.made) and self.watch.knows(value) and hidden_tensor(value) is None
+
+    def _stored(self, value: Any) -> NewObject | None:
+        return None if self.written is None else self.written.container_made(value)
+
+    def leaf(self, value: Any) -> Any:
+        """A leaf of the result; what stands for a container that the call made, and stored."""
+        return (self._stored(value) or value) if isinstance(value, (list, dict)) else value
 
     @property
     def matters(self) -> bool:
         """Whether a result is more than what is in it."""
         return self.kept or bool(self.made)
+
+    def require_stored_nowhere(self) -> None:
+        """Raise ``ResultError`` for an object of the result that is stored, too: it would be two objects."""
+        for value in self.made if self.written is not None else ():
+            if id(value) in self.written.made:  # type: ignore[union-attr]
+                raise refusals.RESULT_IS_STORED(type(value).__name__, where="result")
 
 
 def flatten_result(
@@ -104,15 +118,10 @@ def flatten_result(
     """The leaves, structure and paths of what a function returns; ``containers``: those that it was given."""
     is_leaf = None if opening is None else opening.is_leaf
     leaves, tree, paths = flatten(result, "", is_leaf, names_of(containers), opening)
+    if opening is not None:
+        leaves = [*map(opening.leaf, leaves)]
     # what the class of a tensor is in the trace
     return [Tensor if leaf is FunctionalTensor else leaf for leaf in leaves], tree, paths
-
-
-def require_stored_nowhere(opening: Opening | None, written: Written | None) -> None:
-    """Raise ``ResultError`` for an object of the result that is stored, too: it would be two objects."""
-    for value in () if opening is None or written is None else opening.made:
-        if id(value) in written.made:  # type: ignore[union-attr]
-            raise refusals.RESULT_IS_STORED(type(value).__name__, where="result")
 
 
 def require_visible(
@@ -137,7 +146,7 @@ def require_the_same(leaves: Sequence[Any], paths: Sequence[str], first: Sequenc
     """Raise an error for a leaf that two runs (``first``: the leaves of the other one) made anew and that may
     change, or is another."""
     for leaf, path, before in zip(leaves, paths, first, strict=True):
-        if leaf is before or isinstance(leaf, (Tensor, *_SYMBOLIC)):
+        if leaf is before or isinstance(leaf, (Tensor, NewObject, *_SYMBOLIC)):
             continue
         if isinstance(leaf, PLAIN) and repr(leaf) != repr(before):
             raise refusals.VALUE_IN_TWO_RUNS(path, before, leaf, where=f"result{path}")

@@ -30,6 +30,7 @@ from ..slots import Arg, Base, Slot
 from ..source import Constants, Source, compile_function
 from ..state.guards import GONE_TEXT, Place
 from ..state.guards import Constant as NameOf
+from ..state.new_values import NewObject
 from ..state.state import print_effects, require_not_put_back
 from ..symbolic.sizes import symbols_in
 from ..trees import Node, Tree, count
@@ -124,7 +125,8 @@ def print_call(
         tensors = "".join(f"{variables[slot]}, " for slot in donation.slots).rstrip()
         layered = [f"donated = ({tensors})", f"{tensors} = donation.take(*donated)", *layered]
         layered.append(f"donation.end(donated, ({tensors}))")
-    layered += print_effects(facts.state.written, variables, constants, constant)
+    made: dict[Any, str] = dict(variables)
+    layered += print_effects(facts.state.written, made, constants, constant)
     if facts.state.late.left and isinstance(kernel, Differentiable):
         layered.append("kernel.note_left()")
     lines += layered
@@ -132,11 +134,13 @@ def print_call(
         constants["lock"] = lock
         lines[locked:] = ["with lock:", *(f"    {line}" for line in lines[locked:])]
     # not while it holds the lock: what it is printed to may wait for another call
-    lines += print_effects(facts.state.printed, variables, constants, constant)
+    lines += print_effects(facts.state.printed, made, constants, constant)
     results: list[str] = []
     for i, leaf in enumerate(joint.returned.leaves):
         if not isinstance(leaf, Constant):
             results.append(variables[leaf])
+        elif isinstance(leaf.value, NewObject):
+            results.append(made[leaf.value])
         elif id(leaf.value) in brought.parts:
             results.append(constant(leaf.value))
         else:

@@ -24,6 +24,7 @@ from .guards import MISSING, Constant, Guard, Place
 from .late import Late
 from .lines import Lines
 from .names import attributes_of, item_name
+from .new_values import Names
 from .output import Log, Print
 from .renewed import Brought, Renewed, apart_from, in_order, items_of, parts_of, reached_unguarded
 from .values import entries_of, like, same, same_items
@@ -218,12 +219,10 @@ def _is_empty(guard: Guard) -> bool:
     return guard.how == "entries" and not guard.value and type(guard.place.owner) in (dict, OrderedDict)
 
 
-def print_effects(
-    effects: Sequence[Effect], names: Mapping[Any, str], constants: dict[str, Any], constant: Constant
-) -> list[str]:
-    """Python lines that write to Python state what the function writes."""
-    known = dict(names)
-    return [line for effect in effects for line in effect.lines(known, constants, constant)]
+def print_effects(effects: Sequence[Effect], names: Names, constants: dict[str, Any], constant: Constant) -> list[str]:
+    """Python lines that write to Python state what the function writes; objects that they make are added to
+    ``names``."""
+    return [line for effect in effects for line in effect.lines(names, constants, constant)]
 
 
 _put_back_now: ContextVar[tuple[tuple[Guard, str], ...]] = ContextVar("funcgrad_put_back", default=())

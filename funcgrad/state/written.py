@@ -127,6 +127,14 @@ class Written:
         if not same(before, now):
             self._place(setting.place, before, now)
 
+    def container_made(self, value: Any) -> NewObject | None:
+        """A list or a dict that the run made and stored, as what is made anew on each call; None for any other."""
+        _, made = self._made.get(id(value), (None, None))
+        if made is None or type(value) not in (list, dict):
+            return None
+        made.is_shared = True
+        return made
+
     @property
     def made(self) -> Collection[int]:
         """The identities of objects that the run made and stored."""
