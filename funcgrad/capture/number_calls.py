@@ -21,7 +21,7 @@ from ..torch_private.levels import transform_active
 from .sized_calls import OF_SIZES
 from .views import is_dense
 
-_SINGLE, _DOUBLE = torch.float32, torch.float64
+_WIDE = torch.float32, torch.float64
 _REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"none": lambda loss: loss, "mean": Tensor.mean, "sum": Tensor.sum}
 _SATURATION = 1.7580993408473766
 """Of ``selu``, below: its scale times its alpha (arXiv:1706.02515)."""
@@ -29,7 +29,7 @@ _SATURATION = 1.7580993408473766
 
 def _in_order(tensor: Tensor) -> bool:
     """Whether numbers for a tensor are drawn in the order of its dimensions, as it stores them."""
-    is_simple = tensor.device.type == "cpu" and tensor.dtype in (_SINGLE, _DOUBLE) and not transform_active()
+    is_simple = tensor.device.type == "cpu" and tensor.dtype in _WIDE and not transform_active()
     return is_simple and is_dense(tensor) and list(tensor.stride()) == sorted(tensor.stride(), reverse=True)
 
 
@@ -70,7 +70,7 @@ def _exponential_(self: Tensor, lambd: Any = 1.0, *, generator: Any = None) -> A
 def _normal(mean: Any, std: Any = 1.0, size: Any = None, *, generator: Any = None, out: Any = None, **like: Any) -> Any:
     tensors = [v for v in (mean, std) if isinstance(v, Tensor)]
     makes_new = out is None and (size is None) == bool(tensors) and not any(t.requires_grad for t in tensors)
-    if not makes_new or not (std is tensors or isinstance(std, Tensor) or std >= 0):
+    if not makes_new or not (isinstance(std, Tensor) or std >= 0):
         return NotImplemented
     made = torch.empty_like(tensors[0]) if tensors else torch.empty(size, **like)
     return made.normal_(generator=generator).mul_(std).add_(mean) if _in_order(made) else NotImplemented
