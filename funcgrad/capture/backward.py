@@ -105,11 +105,12 @@ class _Passes:
         self.passages.absent = absent
         try:
             with self.passages.noting_arrivals(self.targets):
-                found = gradients(
-                    [v for v, _ in seeds], [x for _, x in self.targets], [t for _, t in seeds], bool(self.passages.told)
-                )
+                targets, told = [x for _, x in self.targets], bool(self.passages.told)
+                found = gradients([v for v, _ in seeds], targets, [t for _, t in seeds], told, bool(trace.hooks.found))
             for (slot, _), gradient in zip(self.targets, found, strict=True):
-                outs |= {} if gradient is None else trace.results(_named(Grad(slot), absent), gradient)  # type: ignore[arg-type]
+                if gradient is not None:
+                    outs |= trace.results(_named(Grad(slot), absent), gradient)  # type: ignore[arg-type]
+                    self.passages.has_arrived(slot)
             self.passages.end_writes()
             late = trace.late_nodes()
             for slot, value in self.held:
@@ -151,14 +152,19 @@ def _named(slot: Slot, absent: frozenset[Slot]) -> Slot:
 
 
 def gradients(
-    outs: Sequence[Tensor], targets: Sequence[Tensor], seeds: Sequence[Tensor], keeps_graph: bool
+    outs: Sequence[Tensor],
+    targets: Sequence[Tensor],
+    seeds: Sequence[Tensor],
+    keeps_graph: bool,
+    calls_hooks: bool = False,
 ) -> Sequence[Tensor | None]:
     """The gradients of leaves. ``autograd.grad`` runs only what leads to a target; where there is more (the caller's
     Python, which may have effects, another leaf, what leads nowhere and may find that what it saved was written to),
     all of it runs, as in ``backward()``."""
     known = {id(target) for target in targets}
     more = (
-        python_node_below(outs)
+        calls_hooks
+        or python_node_below(outs)
         or has_dead_end([out.grad_fn for out in outs])
         or not all(id(leaf) in known for leaf in leaves_below(outs))
     )

@@ -104,6 +104,12 @@ class Passages:
             found._hear_of_python(listeners)
         return found
 
+    def has_arrived(self, target: Slot) -> None:
+        """A gradient has come to an input: where no output leads to it, from a pass that Python started within this
+        one, whichever outputs that is for."""
+        if self.reached.get(target) == frozenset():
+            del self.reached[target]
+
     def _hear_of_python(self, listeners: Listeners) -> None:
         """When the backward of a custom ``autograd.Function`` runs: what it gives may depend on no gradient that
         comes in."""
