@@ -1276,6 +1276,16 @@ class Tagged(Tensor):
 
 
 SPARSE = torch.eye(3).to_sparse()
+
+
+LEAF = torch.ones(3, requires_grad=True)
+
+
+@torch.jit.script
+def scripted_product(a, b):
+    return a * b
+
+
 TENSOR = fg.UnsupportedTensorError
 row(
     "a sparse argument",
@@ -1294,6 +1304,13 @@ row(
     fixed_args=lambda: (torch.ones(3).as_subclass(Tagged).as_subclass(Tensor),),
     where="x",
     says="Tagged",
+)
+row(
+    "a leaf that TorchScript uses",
+    tracing.LEAF_PAST_PYTHON,
+    lambda x: scripted_product(x, LEAF).sum(),
+    lambda: (torch.ones(3),),
+    fixed=lambda x: (x * LEAF).sum(),
 )
 row(
     "a sparse tensor it closes over",

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import refusals
 from ..autograd_state import is_untold, renew_history
 from ..graph_primitives import require_false, require_of_autograd, require_true
-from ..graphs import tensors_in
+from ..graphs import tensors_in, type_text
 from ..inside import having
 from ..state.conversions import asking_globals
 from ..state.lines import user_line
@@ -198,6 +199,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._trace.record(op, args, kwargs, out)
             return out
         if isinstance(value, Tensor) and not isinstance(value, FakeTensor) and not is_transform_wrapper(value):
+            if value.requires_grad and torch.is_grad_enabled() and not self._trace.writes.custom_functions:
+                error = refusals.LEAF_PAST_PYTHON(type_text(value), where=user_line())
+                self._trace.refused = error  # TorchScript makes another one of it
+                raise error
             with self._trace.functional:  # which is off while it dispatches a call
                 return from_functional(self._trace.lift(value))
         if isinstance(value, (list, tuple)) and any(isinstance(v, Tensor) for v in value):

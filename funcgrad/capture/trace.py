@@ -431,6 +431,8 @@ class Trace(Recorder):
             return result
         except Exception as error:
             named = error if isinstance(error, (FuncgradError, NotSymbolicError)) else named_error(error)
+            if named is None and isinstance(self.refused, FuncgradError):  # C++ made another error of it
+                named = self.refused
             if self.symbols and not isinstance(named, (GraphError, NotSymbolicError)) and not is_defect(error):
                 # the values say whether it is for symbols alone
                 raise NotSymbolicError(f"{type(error).__name__}: {error}") from error

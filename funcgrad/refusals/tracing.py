@@ -314,6 +314,13 @@ CAPTURE_IN_TWO_RUNS = Refusal(
     "the function used another outside tensor ({0}) in its second run than in its first",
     "make it a pure function of its arguments: no caches filled on the first call, no randomness from Python",
 )
+LEAF_PAST_PYTHON = Refusal(
+    UnsupportedTensorError,
+    "a tensor that requires grad ({0}) is used where no Python function of PyTorch's is called for it (TorchScript): "
+    "its gradient would be lost",
+    "call the Python function, or the module, of which TorchScript was made; or detach() the tensor, or run it under "
+    "torch.no_grad()",
+)
 TENSOR_LEFT_BEHIND = Refusal(
     TraceError,
     "the function uses a tensor ({0}) that an earlier trace left behind",
