@@ -432,3 +432,43 @@ def test_filters_of_warnings_are_set_in_each_call() -> None:
             compiled(torch.ones(2))
             with pytest.raises(UserWarning):
                 warnings.warn("as it was set", UserWarning, stacklevel=1)
+
+
+SET_BY_CALLS = {
+    "level of a logger": (
+        lambda v: logging.getLogger("funcgrad.tests.set").setLevel(10 if v else 40),
+        lambda: [
+            logging.getLogger(name).isEnabledFor(20) for name in ("funcgrad.tests.set", "funcgrad.tests.set.below")
+        ],
+    ),
+    "logging.disable": (lambda v: logging.disable(10 if v else 0), lambda: logging.root.manager.disable),
+    "gc.set_threshold": (lambda v: gc.set_threshold(600 if v else 700, 10, 10), gc.get_threshold),
+    "np.set_printoptions": (
+        lambda v: np.set_printoptions(precision=3 if v else 8),
+        lambda: np.get_printoptions()["precision"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SET_BY_CALLS)
+def test_what_a_call_sets_is_set_in_each_call(name):
+    """It was set where the function was traced alone."""
+    put, read = SET_BY_CALLS[name]
+
+    def run(wrap):
+        found = []
+
+        def f(x, v):
+            put(v)
+            return x * 2
+
+        call = wrap(f)
+        for v in (True, False, True, False, False, True):
+            call(torch.ones(2), v)
+            found.append(read())
+            if len(found) == 4:
+                put(True)  # somebody else does
+        put(False)
+        return found
+
+    assert run(lambda f: fg.jit(f, backend="aten")) == run(lambda f: f)

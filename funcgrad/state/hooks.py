@@ -33,6 +33,7 @@ class Listener(Protocol):
     def environment(self, variables: Any, key: Any) -> None: ...
     def asked_identity(self, of: Any) -> None: ...
     def asked_level(self, logger: logging.Logger) -> None: ...
+    def sets_level(self, logger: logging.Logger) -> None: ...
     def looked_into(self, path: str) -> None: ...
     def done_outside(self, what: str) -> None: ...
 
@@ -142,6 +143,7 @@ _HEARD: tuple[tuple[Any, str, Callable[[Listener, Any, Any], None]], ...] = (
     (_Environment, "__getitem__", lambda listener, variables, key: listener.environment(variables, key)),
     # it may leave it as it was
     (_Environment, "__setitem__", lambda listener, variables, key: listener.environment(variables, key)),
+    (logging.Logger, "setLevel", lambda listener, logger, _: listener.sets_level(logger)),
     (logging.Logger, "isEnabledFor", lambda listener, logger, _: listener.asked_level(logger)),
     (logging.Logger, "getEffectiveLevel", lambda listener, logger, _: listener.asked_level(logger)),
 )
@@ -149,7 +151,7 @@ _HEARD: tuple[tuple[Any, str, Callable[[Listener, Any, Any], None]], ...] = (
 
 @OfProcess
 def hooked_process() -> Iterator[None]:
-    """Inside, reads of environment variables, and of what loggers let pass, are told, too; and writes of variables,
+    """Inside, reads of environment variables, and of what loggers let pass, are told, too; and writes of these,
     before they happen."""
     originals = [getattr(kind, name) for kind, name, _ in _HEARD]
 

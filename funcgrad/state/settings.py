@@ -8,12 +8,14 @@ import functools
 import gc
 import inspect
 import locale
+import logging
 import operator
 import os
 import sys
 import threading
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -112,10 +114,6 @@ GRAD_MODE = Setting("torch.is_grad_enabled()", torch.is_grad_enabled, torch.set_
 """Part of every key; a function may leave it other than it was."""
 
 
-def _text_of(function: Callable[[], Any]) -> str:
-    return repr(function())
-
-
 _PAIRS = {
     "get_num_threads": "set_num_threads",
     "get_float32_matmul_precision": "set_float32_matmul_precision",
@@ -193,10 +191,18 @@ SETTINGS = (
     Setting("sys.getrecursionlimit()", sys.getrecursionlimit, sys.setrecursionlimit),
     Setting("sys.getswitchinterval()", sys.getswitchinterval, sys.setswitchinterval),
     Setting("gc.isenabled()", gc.isenabled, _set_collector, (gc.enable, gc.disable)),
+    Setting("gc.get_threshold()", gc.get_threshold, lambda was: gc.set_threshold(*was), (gc.set_threshold,)),
+    Setting("logging.root.manager.disable", lambda: logging.root.manager.disable, logging.disable),
     Setting("os.getcwd()", os.getcwd, os.chdir),
     DECIMALS,
     Setting(
         "np.geterr()", lambda: tuple(np.geterr().items()), lambda was: np.seterr(**dict(was)), (np.geterr, np.seterr)
+    ),
+    Setting(
+        "np.get_printoptions()",
+        lambda: tuple(np.get_printoptions().items()),
+        lambda was: np.set_printoptions(**dict(was)),
+        (np.get_printoptions, np.set_printoptions),
     ),
 )
 """What functions set, too."""
@@ -211,8 +217,7 @@ def _asked() -> Iterator[Setting]:
     for path in _IN_TORCH:
         if (ask := _in_torch(path)) is not None:
             yield Setting(f"torch.{path}()", ask)
-    for function in (np.get_printoptions, locale.localeconv):
-        yield Setting(f"{function.__name__}()", functools.partial(_text_of, function), None, (function,))
+    yield Setting("localeconv()", lambda: repr(locale.localeconv()), None, (locale.localeconv,))
     # not compared unless the function names one of these: other threads set them for a while
     yield Setting("warnings.filters", lambda: tuple(warnings.filters), _set_filters, _OF_WARNINGS)
     yield Setting("threading.get_ident()", threading.get_ident, None, (threading.current_thread,))
@@ -228,6 +233,19 @@ def settings_of(function: Any) -> Sequence[Setting]:
     """What a function asks for, or sets."""
     is_known = isinstance(function, (types.FunctionType, types.BuiltinFunctionType, type))
     return _BY_FUNCTION.get(function, ()) if is_known else ()
+
+
+_levels: weakref.WeakKeyDictionary[logging.Logger, Setting] = weakref.WeakKeyDictionary()
+
+
+def level_of(logger: logging.Logger) -> Setting:
+    """From which level on a logger lets records pass: it is asked for where they are kept, and set for all loggers
+    below it, too."""
+    of = weakref.ref(logger)
+    return _levels.setdefault(
+        logger,
+        Setting(f"logging.getLogger({logger.name!r}).level", lambda: of().level, lambda level: of().setLevel(level)),  # type: ignore[union-attr]
+    )
 
 
 _KEEP_FLAGS = ("torch.backends", "torch.utils.deterministic")

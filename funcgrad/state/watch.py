@@ -49,6 +49,7 @@ from .names import (
 )
 from .renamed import original
 from .restart import Converting, Known, Restart
+from .settings import level_of
 from .unwatched import Unwatched
 from .values import copied, same
 
@@ -427,6 +428,11 @@ class Watch(Unwatched):
         with listening(None):
             for place in levels_of(logger, f"logging.getLogger({logger.name!r})"):
                 self._guard(Guard.of(place, place.read()))
+
+    def sets_level(self, logger: logging.Logger) -> None:
+        """What a logger lets pass is about to be set: to what it is already, it may be."""
+        with listening(None):
+            self._setting(level_of(logger))
 
     def looked_into(self, path: str) -> None:
         """A file was read, or asked for what it is."""
