@@ -2,6 +2,7 @@
 as it does in eager."""
 
 import contextlib
+import itertools
 
 import pytest
 import torch
@@ -370,3 +371,46 @@ def test_inference_mode_in_a_function_that_is_mapped():
     x = torch.arange(6.0).view(2, 3)
     torch.testing.assert_close(torch.func.vmap(fg.jit(f))(x), (x * 2, x * 3))
     torch.testing.assert_close(fg.jit(lambda x: fg.jit(f)(x))(x), (x * 2, x * 3))
+
+
+def left(x, flag):
+    torch.set_grad_enabled(flag)
+    return x * W
+
+
+def left_after_both(x, flag):
+    torch.set_grad_enabled(True)
+    y = x * W
+    torch.set_grad_enabled(flag)
+    return y, x * W
+
+
+def left_after_asking(x, flag):
+    scale = 2 if W.requires_grad else 3
+    torch.set_grad_enabled(flag)
+    return x * W * scale
+
+
+def put_back_around(x, flag):
+    with torch.no_grad():
+        torch.set_grad_enabled(flag)
+        y = x * W
+    return y, x * W
+
+
+@pytest.mark.parametrize("function", [left, left_after_both, left_after_asking, put_back_around])
+def test_grad_mode_that_a_function_leaves(function):
+    """Grad mode is after each call as the function has left it, from whichever mode it was called."""
+
+    def outcomes(called):
+        found = []
+        for outside, flag, requires_grad in [*itertools.product((True, False), repeat=3)] * 2:
+            x = torch.tensor([3.0, 5.0], requires_grad=requires_grad)
+            with torch.set_grad_enabled(outside):
+                results = called(x, flag)
+                after = torch.is_grad_enabled()
+            results = results if isinstance(results, tuple) else (results,)
+            found.append((outside, flag, after, [(known(t), t.tolist()) for t in results]))
+        return found
+
+    assert outcomes(fg.jit(function)) == outcomes(function)

@@ -239,7 +239,7 @@ class DryRun:
         assert self.watch is not None
         self._left = trace.written() if self._replays or trace.runs_again else None
         if self._left is not None:
-            self._left.sets(GRAD_MODE, self._grad, grad_mode)
+            self._left.sets(GRAD_MODE, torch.is_grad_enabled(), grad_mode)  # ``self._grad`` may be on for its sake
         for new in self._left.stores.values() if self._left is not None else ():
             trace.named(new)  # it may be met here for the first time
         self.watch.first = None if self._left is None else self._left.effects

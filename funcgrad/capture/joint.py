@@ -97,7 +97,8 @@ def capture(
     finally:
         trace.captured.clear()  # the real tensors: a trace lives until the next garbage collection
     guards, names = _checked_inside(trace, tuple(trace.symbols.guards()))
-    outs = {slot: trace.own(node) if isinstance(node, fx.Node) else node for slot, node in outs.items()}
+    nodes = {slot: node for slot, node in outs.items() if isinstance(node, fx.Node)}
+    outs |= zip(nodes, trace.own(nodes.values()), strict=True)
     trace.graph.output(tuple(outs.values()))
     _keep_first_values(trace, outs)
     slot_of = {node: slot for slot, node in trace.placeholder_of.items()}

@@ -295,16 +295,27 @@ class Recorder:
             self._lines.setdefault(next_sequence_number() - 1, line)
         return line
 
-    def own(self, node: fx.Node) -> fx.Node:
-        """The node, or a copy of it where it lives in a constant: what is returned is the caller's to change."""
+    def own(self, nodes: Iterable[fx.Node]) -> list[fx.Node]:
+        """The nodes, where they look at constants on copies of these, one of each, which their views share: what is
+        returned is the caller's to change."""
         assert self.graph is not None
         constants = set().union(*(storages(n) for n in self.graph.nodes if n.op == "get_attr"), frozenset())
-        if not (storages(node) & constants):
-            return node
-        copy = self.graph.create_node("call_function", torch.ops.aten.clone.default, (node,), {}, name="own")
-        with self.fakes:
-            copy.meta = {**node.meta, "val": node.meta["val"].clone()}
-        return copy
+        made: dict[fx.Node, fx.Node] = {}
+
+        def own(node: fx.Node) -> fx.Node:
+            if node in made or not storages(node) & constants:
+                return made.get(node, node)
+            assert self.graph is not None
+            is_constant = node.op == "get_attr"
+            op: Any = torch.ops.aten.clone.default if is_constant else node.target
+            args, kwargs = ((node,), {}) if is_constant else fx.map_arg((node.args, node.kwargs), own)
+            made[node] = self.graph.create_node("call_function", op, args, kwargs, name="own")
+            with self.fakes:
+                val = op(*fx.map_arg(args, value_of), **fx.map_arg(kwargs, value_of))
+            made[node].meta = {**node.meta, "val": val}
+            return made[node]
+
+        return [own(node) for node in nodes]
 
     def require(self, check: Callable[[Tensor, str], None], condition: Tensor, message: str) -> None:
         """A check the program makes each time it runs, of a fake."""
@@ -340,7 +351,7 @@ class Recorder:
             for slot, fake in zip(slots, fakes, strict=True):
                 self._placeholder(slot, fake)
             found = run()
-            self.graph.output(tuple(self.own(self.node(fake)) for fake in found))
+            self.graph.output(tuple(self.own(map(self.node, found))))
             return Graph(
                 Signature(slots, tuple(Out(f"[{i}]") for i in range(len(found)))), self.graph, self.constants, name
             ), found

@@ -116,9 +116,9 @@ class _Lowering:
             self._enter(takes)
             trace.run(self._play, (), {})
             found = [self._made[ref] if isinstance(ref, Ref) else None for ref in outputs]
-            nodes = [[trace.own(node) for node in self._nodes(v)] if isinstance(v, Tensor) else [] for v in found]
+            nodes = [self._nodes(v) if isinstance(v, Tensor) else [] for v in found]
         assert trace.graph is not None
-        trace.graph.output(tuple(itertools.chain(*nodes)))
+        trace.graph.output(tuple(trace.own(itertools.chain(*nodes))))
         outs = tuple(Out(f"[{i}]") for i in range(sum(map(len, nodes))))
         graph = Graph(Signature(tuple(self._slots), outs), trace.graph, trace.constants, name, is_boxed=True)
         simplify(graph)

@@ -182,11 +182,12 @@ class Of(Definition):
 @frozen
 class Untracked(Of):
     """A definition that is called where grad mode is off, as one that switches it off itself: where grad mode is on
-    again inside, what comes of that is differentiable, as it is for any part of a function."""
+    again inside, what comes of that is differentiable, as it is for any part of a function. Whoever calls it puts grad
+    mode back, and so knows in which the function has ended."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with torch.no_grad():
-            return self.of(*args, **kwargs)
+        torch.set_grad_enabled(False)
+        return self.of(*args, **kwargs)
 
 
 @frozen
