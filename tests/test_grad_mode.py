@@ -414,3 +414,24 @@ def test_grad_mode_that_a_function_leaves(function):
         return found
 
     assert outcomes(fg.jit(function)) == outcomes(function)
+
+
+@pytest.mark.parametrize("transform", ["vmap", "jvp", "grad", "functionalize"])
+def test_grad_mode_left_under_a_transform(transform):
+    """A program that runs below a level leaves grad mode as the function does at that level."""
+
+    def outcomes(called):
+        over = {
+            "vmap": lambda f: torch.func.vmap(f)(torch.ones(3, 2)),
+            "jvp": lambda f: torch.func.jvp(f, (torch.ones(2),), (torch.ones(2),))[1],
+            "grad": lambda f: torch.func.grad(lambda x: f(x).sum())(torch.ones(2)),
+            "functionalize": lambda f: torch.func.functionalize(f)(torch.ones(2)),
+        }[transform]
+        found = []
+        for outside, flag in [*itertools.product((True, False), repeat=2)] * 2:
+            with torch.set_grad_enabled(outside):
+                result = over(lambda x, flag=flag: called(x, flag) * (1 if torch.is_grad_enabled() else 3))
+                found.append((outside, flag, torch.is_grad_enabled(), result.requires_grad, result.tolist()))
+        return found
+
+    assert outcomes(fg.jit(left)) == outcomes(left)

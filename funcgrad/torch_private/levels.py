@@ -104,9 +104,9 @@ def innermost_size() -> int:
 class BelowLevel:
     """A context: inside, the innermost transform does not run: what it runs over does, with the modes that were when
     it began. ``tracked``: but for those, all that a level knows of is tracked. ``kind``: its kind, where that is
-    known."""
+    known. A grad mode that is switched inside stays."""
 
-    __slots__ = ("_forward", "_grad", "_kind", "_layer", "_tracked")
+    __slots__ = ("_forward", "_grad", "_kind", "_layer", "_tracked", "_within")
 
     def __init__(self, tracked: bool = False, kind: str | None = None) -> None:
         self._tracked, self._kind = tracked, kind
@@ -123,7 +123,7 @@ class BelowLevel:
         elif kind == "jvp":  # which leaves grad mode as it was
             grad = self._grad
             forward = forward and _JvpLevel(top).prevFwdGradMode()
-        self._layer = _pop()
+        self._layer, self._within = _pop(), grad
         if _grad_enabled() is not grad:
             _set_grad(grad)
         if _forward_enabled() is not forward:
@@ -131,7 +131,7 @@ class BelowLevel:
 
     def __exit__(self, *_: object) -> None:
         _push(self._layer)
-        if _grad_enabled() is not self._grad:
+        if _grad_enabled() is self._within is not self._grad:
             _set_grad(self._grad)
         if _forward_enabled() is not self._forward:
             _set_forward(self._forward)
