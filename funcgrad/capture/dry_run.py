@@ -18,7 +18,6 @@ from ..graphs import type_text
 from ..options import Randomness
 from ..slots import Arg, Base, Captured, NewGradient, NewMemory, Rewritten, Slot, Stored
 from ..state.caches import require_kept_by_none
-from ..state.conversions import converting_symbols
 from ..state.effects import same_effects
 from ..state.given import into_arguments
 from ..state.hooks import listening
@@ -170,7 +169,6 @@ class DryRun:
         try:
             with (
                 self.watch,
-                converting_symbols(self._known.converting),
                 torch.set_grad_enabled(self._grad),
                 trace.lifter,
             ):
@@ -206,7 +204,7 @@ class DryRun:
         if drawn:
             raise refuse_draw(drawn[0])
         self.watch.require_noted()
-        if trace.symbols.floats.names and self.watch.asks_types(self._known.converting):
+        if trace.symbols.floats.names and self.watch.asks_types:
             raise NotSymbolicError("the function asks for types, and that of a symbol is another than that of a number")
         state, hooks = self._state(written, arguments), self.trace.hooks.kept
         opens = opening is not None and bool(opening.made)

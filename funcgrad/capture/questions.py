@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from attrs import define, field, frozen
@@ -70,6 +71,8 @@ _OF_THE_REAL = {"{}.retains_grad", "{}.output_nr", "{}.is_shared()", "{}.is_pinn
 
 IS_HOOKED = "bool({0}._backward_hooks or {0}._post_accumulate_grad_hooks)"
 HAS_ATTRIBUTES = "bool({}.__dict__)"
+_ATTRIBUTES = "tuple({}.__dict__)"
+_ATTRIBUTE = "{{}}.__dict__.get({!r}, absent)"
 HOOKS = "tuple(dict({0}._backward_hooks or ()).values())"
 HOOKS_AFTER = "tuple(dict({0}._post_accumulate_grad_hooks or ()).values())"
 _OFFSET = "{}.storage_offset()"
@@ -196,7 +199,7 @@ class Questions:
         if name.startswith("__"):
             return ABSENT
         known = self.known.get(id(tensor), {})
-        question = _IS_PARAMETER if name == "_is_param" else f"{{}}.__dict__.get({name!r}, absent)"
+        question = _IS_PARAMETER if name == "_is_param" else _ATTRIBUTE.format(name)
         if question in known:
             return known[question]
         real = self.reals().get(id(tensor)) if is_traced(tensor) else tensor
@@ -212,6 +215,21 @@ class Questions:
         if name == "_is_buffer" or not name.startswith("_") or is_user_file(sys._getframe(2).f_code.co_filename):
             self._note(real, question, value)
         return value
+
+    def kind(self, tensor: Tensor) -> type:
+        """The class of a tensor of the trace."""
+        is_parameter = getattr(tensor, "_is_param", False)  # of an input, ``attribute`` says so
+        return nn.Parameter if is_parameter else Tensor
+
+    def attributes(self, tensor: Tensor) -> Mapping[str, Any]:
+        """The ``__dict__`` of a tensor of the trace; nothing is written to it."""
+        real, known = self.reals().get(id(tensor)), self.known.get(id(tensor), {})
+        if real is not None and not self.known:
+            names = self.ask(real, _ATTRIBUTES)
+            own = {name: self.ask(real, _ATTRIBUTE.format(name)) for name in names}
+        else:
+            own = {name: known[_ATTRIBUTE.format(name)] for name in known.get(_ATTRIBUTES, ())}
+        return MappingProxyType(own | set_by_function(tensor))
 
     def require_no_base(self, real: Tensor) -> None:
         """What an input is a view of may be compared with None, not computed with: the next call's is another one."""
