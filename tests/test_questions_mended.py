@@ -137,3 +137,103 @@ def test_attributes_are_those_that_the_tensor_has():
     for x in (ones(), with_attributes, ones(), with_attributes):
         torch.testing.assert_close(compiled(x), f(x, expected))
     assert seen == expected
+
+
+class Holder:
+    w: Tensor
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        lambda w: isinstance(w, nn.Parameter),
+        lambda w: type(w) is nn.Parameter,
+        lambda w: w.__class__ is nn.Parameter,
+        lambda w: type(w).__name__ == "Parameter",
+    ],
+)
+def test_the_class_of_a_tensor_of_python_state_is_guarded(asks):
+    holder, tensors = Holder(), (nn.Parameter(torch.ones(2)), torch.ones(2, requires_grad=True))
+
+    def f(x):
+        return x * holder.w * (10 if asks(holder.w) else 1)
+
+    for first, second in (tensors, tensors[::-1]):
+        compiled = fg.jit(f)
+        for holder.w in (first, second, first, second):
+            torch.testing.assert_close(compiled(ones()), f(ones()))
+        assert compiled.cache_info().currsize == 2
+
+
+def test_what_a_tensor_of_python_state_has_is_guarded():
+    def f(x):
+        return x * holder.w * getattr(holder.w, "scale", 1)
+
+    holder, scaled, compiled = Holder(), ones(), fg.jit(f)
+    for scaled.scale in (5, 7):
+        for holder.w in (ones(), scaled, ones()):
+            torch.testing.assert_close(compiled(ones()), f(ones()))
+
+
+def test_a_gradient_is_compared_with_what_it_is_given_as():
+    p = nn.Parameter(torch.ones(2))
+    p.grad = gradient = torch.ones(2)
+    holder = Holder()
+    holder.w = p
+    for f in (
+        lambda x: x * 2 if p.grad is x else x * 3,
+        lambda x: x * 2 if holder.w.grad is x else x * 3,
+        lambda x: x * 2 if any(t.grad is x for t in [holder.w]) else x * 3,
+    ):
+        compiled = fg.jit(f)
+        for x in (gradient, ones(), gradient):
+            torch.testing.assert_close(compiled(x), f(x))
+
+
+def one_twice() -> tuple[Tensor, ...]:
+    return (x := ones()), x
+
+
+def two() -> tuple[Tensor, ...]:
+    return ones(), ones()
+
+
+def one_and_a_view() -> tuple[Tensor, ...]:
+    return (x := ones())[:], x
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda v, x: x * 2 if v.untyped_storage() is x.untyped_storage() else x * 3,
+        lambda v, x: x * 2 if v.untyped_storage() == x.untyped_storage() else x * 3,
+        lambda v, x: x * 2 if v.untyped_storage()._cdata == x.untyped_storage()._cdata else x * 3,
+        lambda v, x: x * 2 if x.untyped_storage() is x[:1].untyped_storage() else x * 3,
+        lambda v, x: x * 2 if (x + 1).untyped_storage() is x.untyped_storage() else x * 3,
+        lambda v, x: x * 2 if v.untyped_storage() in {x.untyped_storage(): 1} else x * 3,
+        lambda v, x: x * 2 if v._base is None else x * 3,
+        lambda v, x: x * 2 if (base := v._base) is not None and base is not None else x * 3,
+    ],
+)
+def test_tensors_share_memory_where_they_do_outside(f):
+    compiled = fg.jit(f)
+    for make in (one_twice, two, one_and_a_view, one_twice, two, one_and_a_view):
+        torch.testing.assert_close(compiled(*make()), f(*make()))
+
+
+@pytest.mark.parametrize("asks", [Tensor.is_inference, torch.is_inference])
+def test_an_inference_tensor_says_that_it_is_one(asks):
+    with torch.inference_mode():
+        made = ones()
+    compiled = fg.jit(lambda x: x * 2 if asks(x) else x * 3)
+    for x, expected in ((made, 2.0), (ones(), 3.0), (made, 2.0), (ones(), 3.0)):
+        assert compiled(x).tolist() == [expected] * 2
+
+
+def test_a_tensor_without_hooks_has_none():
+    compiled = fg.jit(lambda x: x * 2 if x._backward_hooks is None else x * 3)
+    assert compiled(ones()).tolist() == [2.0, 2.0]
+    hooked = torch.ones(2, requires_grad=True)
+    hooked.register_hook(lambda g: g)
+    with pytest.raises(fg.UnsupportedTensorError, match="_backward_hooks"):
+        compiled(hooked)

@@ -215,7 +215,8 @@ class DryRun:
         held = {slot for _, slot in also} | {self._slot_of(c.tensor) for c in facts.captured}
         for slot, real in inputs.tensors if self._hands_over and self.watch.said.compares_objects else ():
             if slot in held and id(real) not in self._asked_for:
-                raise Restart(Known((real,), themselves=(real,)))
+                owners = (t for _, t in self._reals if t.is_leaf and t.grad is real)  # which are asked for it, then
+                raise Restart(Known((*owners, real), themselves=(real,)))
         apart = frozenset(id(g.value()) for g in others if g.how == "tensor" and self.watch.said.compares_objects)
         guards = (*facts.state.guards, *others)
         late = Late(guards)  # what a derivative of a gradient reads, when that runs
@@ -276,6 +277,8 @@ class DryRun:
         value."""
         met = {id(t): self.trace.captured[id(t)] for slot, t in self._reals if not isinstance(slot, Arg)}
         captured = resolve(root, list(met.values()), self._inputs.tensors, self.watch, self.trace.saved_outside)
+        if self.watch.asks_classes:
+            self.trace.questions.ask_classes(c.tensor for c in captured if c.tensor is not None)
         return captured, [*self._inputs.tensors, *((c.slot, c.tensor) for c in captured if c.tensor is not None)]
 
     def _meet(self, real: Tensor) -> Tensor:

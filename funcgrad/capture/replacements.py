@@ -45,6 +45,19 @@ def _asks_for(name: str, code: types.CodeType) -> bool:
     return is_said and (code is TypeOf.__call__.__code__ or not code.co_filename.startswith((HERE, TORCH)))
 
 
+def _of_function(name: str, answer: Callable[[Any], Any]) -> Replacement:
+    """What is the function's to ask by this name of a tensor, and a library's to have as it is."""
+
+    def look(as_it_is: Callable[[Any], Any], tensor: torch.Tensor) -> Any:
+        return answer(tensor) if _asks_for(name, sys._getframe(2).f_code) else as_it_is(tensor)
+
+    return look
+
+
+def _lacks(tensor: torch.Tensor) -> Any:
+    raise AttributeError("elem", name="elem", obj=tensor)  # so the attributes are asked that are the tensor's own
+
+
 def _compile(compile: Callable[..., Any], *args: Any, **options: Any) -> Any:
     return args[0] if options.get("backend") is _AS_THEY_ARE else compile(*args, **options)
 
@@ -75,17 +88,6 @@ def replacements_of(trace: Trace) -> dict[str, Replacement]:
     def attribute(original: Callable[..., Any], tensor: torch.Tensor, name: str) -> Any:
         value = trace.questions.attribute(tensor, name)
         return original(tensor, name) if value is ABSENT else value
-
-    def of_function(name: str, answer: Callable[[Any], Any]) -> Replacement:
-        """What is the function's to ask by this name of a tensor, and a library's to have as it is."""
-
-        def look(as_it_is: Callable[[Any], Any], tensor: torch.Tensor) -> Any:
-            return answer(tensor) if _asks_for(name, sys._getframe(2).f_code) else as_it_is(tensor)
-
-        return look
-
-    def lacks(tensor: torch.Tensor) -> Any:
-        raise AttributeError("elem", name="elem", obj=tensor)  # so the attributes are asked that are the tensor's own
 
     def remove_hook(remove: Callable[..., None], handle: Any) -> None:
         require_not_of_leaf(trace, handle)
@@ -151,9 +153,9 @@ def replacements_of(trace: Trace) -> dict[str, Replacement]:
         "own text": lambda _, tensor, **how: trace.text_of(tensor),
         "seed": draws.seed,
         "attribute": attribute,
-        "__class__": of_function("__class__", trace.questions.kind),
-        "__dict__": of_function("__dict__", trace.questions.attributes),
-        "elem": of_function("elem", lacks),
+        "__class__": _of_function("__class__", trace.questions.kind),
+        "__dict__": _of_function("__dict__", trace.questions.attributes),
+        "elem": _of_function("elem", _lacks),
         **FAST_PATHS,
         **steps_of_optimisers(lambda count: trace.reads.real(count) is not None),
         "generator seed": draws.seed_one,

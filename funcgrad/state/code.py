@@ -337,6 +337,16 @@ def _compares(rest: _Ahead) -> bool:
     return any(rest.ops(i) in ("IS_OP", "COMPARE_OP", "CONTAINS_OP") for i in (0, 1))
 
 
+def compares_with_object(frame: types.FrameType) -> bool:
+    """Whether what a frame loads now is compared by ``is`` with what is not None."""
+    steps = without_padding(frame.f_code)
+    at = next((i for i, step in enumerate(steps) if step.offset == frame.f_lasti), len(steps))
+    rest = _Ahead(steps, at + 1)
+    while rest.ops(1) in ATTRIBUTE:  # of what it is compared with
+        rest = rest.after(1)
+    return rest.ops(0) == "IS_OP" or (rest.ops(1) == "IS_OP" and rest.value(0) is not None)
+
+
 def _reads_of_type(rest: _Ahead) -> bool:
     """Whether what follows ``type`` is ``(x).attribute``, or ``(self)``, which is no number."""
     return (

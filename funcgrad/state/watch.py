@@ -297,6 +297,13 @@ class Watch(Unwatched):
         return self._has_type_by_another_name
 
     @property
+    def asks_classes(self) -> bool:
+        """Whether code that ran may ask of which class a tensor is: by ``isinstance``, of which nobody hears."""
+        said = self.said_by_what_ran
+        by_name = {"type", "__class__", "Parameter", "Buffer"} & (said.globals | said.attributes | said.strings)
+        return bool(by_name) or not self._names.keys().isdisjoint(map(id, (torch.nn.Parameter, torch.nn.Buffer)))
+
+    @property
     def _has_type_by_another_name(self) -> bool:
         """Whether ``type`` was reached as a value; not as one of Python's builtins, which all globals hold."""
         return any("__builtins__" not in name for name in self._names.get(id(type), ()))
