@@ -1371,6 +1371,29 @@ row(
     fixed_args=lambda: (lambda base: (base[1:], base))(torch.ones(4)),
 )
 row(
+    "a comparison with _base",
+    tracing.BASE_OF_INPUT,
+    lambda v, x: x * 2 if v._base is x else x * 3,
+    lambda: (lambda base: (base[1:], base))(torch.ones(4)),
+    fixed=lambda v, x, is_view: x * 2 if is_view else x * 3,
+    fixed_args=lambda: (lambda base: (base[1:], base, True))(torch.ones(4)),
+)
+row(
+    "whether two tensors are one memory",
+    tracing.ASKS_WHAT_CHANGES,
+    lambda x, y: x * 2 if x.is_set_to(y) else x * 3,
+    lambda: (lambda x: (x, x))(torch.ones(3)),
+    fixed=lambda x, y: x * 2 if x is y else x * 3,
+)
+row(
+    "the hooks of a tensor",
+    tracing.ASKS_WHAT_CHANGES,
+    lambda x: x * 2 if x._backward_hooks else x * 3,
+    lambda: hooked(*leaf()),
+    fixed=lambda x, is_hooked: x * 2 if is_hooked else x * 3,
+    fixed_args=lambda: (*hooked(*leaf()), True),
+)
+row(
     "the address of a tensor",
     tracing.ASKS_WHAT_CHANGES,
     lambda x: x * (x.data_ptr() % 2),
@@ -1712,7 +1735,7 @@ row(
 row(
     "an error where it is traced alone",
     tracing.RAISES_IN_TRACE,
-    lambda x: x * {torch.Tensor: 2.0}[type(x)],
+    lambda x: x * {torch.Tensor: 2.0}[(lambda: type)()(x)],
     numbers,
     fixed=lambda x: x * (2.0 if isinstance(x, torch.Tensor) else 1.0),
 )

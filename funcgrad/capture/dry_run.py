@@ -18,7 +18,6 @@ from ..graphs import type_text
 from ..options import Randomness
 from ..slots import Arg, Base, Captured, NewGradient, NewMemory, Rewritten, Slot, Stored
 from ..state.caches import require_kept_by_none
-from ..state.conversions import converting_symbols
 from ..state.effects import same_effects
 from ..state.given import into_arguments
 from ..state.hooks import listening
@@ -170,7 +169,6 @@ class DryRun:
         try:
             with (
                 self.watch,
-                converting_symbols(self._known.converting),
                 torch.set_grad_enabled(self._grad),
                 trace.lifter,
             ):
@@ -208,7 +206,7 @@ class DryRun:
         if drawn:
             raise refuse_draw(drawn[0])
         self.watch.require_noted()
-        if trace.symbols.floats.names and self.watch.asks_types(self._known.converting):
+        if trace.symbols.floats.names and self.watch.asks_types:
             raise NotSymbolicError("the function asks for types, and that of a symbol is another than that of a number")
         state, hooks = self._state(written, arguments), self.trace.hooks.kept
         opens = opening is not None and opening.matters
@@ -219,7 +217,8 @@ class DryRun:
         held = {slot for _, slot in also} | {self._slot_of(c.tensor) for c in facts.captured}
         for slot, real in inputs.tensors if self._hands_over and self.watch.said.compares_objects else ():
             if slot in held and id(real) not in self._asked_for:
-                raise Restart(Known((real,), themselves=(real,)))
+                owners = (t for _, t in self._reals if t.is_leaf and t.grad is real)  # which are asked for it, then
+                raise Restart(Known((*owners, real), themselves=(real,)))
         apart = frozenset(id(g.value()) for g in others if g.how == "tensor" and self.watch.said.compares_objects)
         guards = (*facts.state.guards, *others)
         late = Late(guards)  # what a derivative of a gradient reads, when that runs
@@ -279,6 +278,8 @@ class DryRun:
         value."""
         met = {id(t): self.trace.captured[id(t)] for slot, t in self._reals if not isinstance(slot, Arg)}
         captured = resolve(root, list(met.values()), self._inputs.tensors, self.watch, self.trace.saved_outside)
+        if self.watch.asks_classes:
+            self.trace.questions.ask_classes(c.tensor for c in captured if c.tensor is not None)
         return captured, [*self._inputs.tensors, *((c.slot, c.tensor) for c in captured if c.tensor is not None)]
 
     def _meet(self, real: Tensor) -> Tensor:

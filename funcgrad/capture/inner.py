@@ -111,6 +111,7 @@ class Inner:
         trace.inputs = set(slot_of)
         for group in self.facts.neighbours:
             tensors = list({id(seen[slot]): seen[slot] for slot in group}.values())
+            trace.in_one_memory |= {id(t): id(tensors[0]) for t in tensors}
             trace.writes.link(tensors)
         for slot, base in self.facts.follows.items():
             trace.switched_with.setdefault(id(seen[base]), []).append(memory[slot])

@@ -79,7 +79,7 @@ def capture(
         try:
             with (
                 measuring_symbols(watch.measuring if has_numbers else ()),
-                converting_symbols(watch.converting if has_numbers else ()),
+                converting_symbols(watch.converting(has_numbers)),
             ):
                 # a gradient enables grad mode itself, and is off outside; jit is traced in the caller's grad mode
                 with torch.set_grad_enabled(grad and inner.splits), trace.lifter:

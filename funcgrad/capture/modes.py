@@ -261,7 +261,7 @@ class Lifter(TorchFunctionMode):
         if (method in WRITES or method in RESTRIDES) and is_traced(args[0]):
             self._renew_history(args[0])
         if func in STORAGES and is_traced(args[0]):
-            return storage_of(func, args[0], self._is_over_input(args[0]))
+            return self._storage(func, args[0])
         if func is Tensor.register_post_accumulate_grad_hook:
             require_own(self._trace, args[0])
         if func in _ABOUT_GRADIENTS:
@@ -395,11 +395,14 @@ class Lifter(TorchFunctionMode):
         if asks or (torch.is_grad_enabled() and not self._trace.enables_grad_itself):
             raise GradientsMatter
 
-    def _is_over_input(self, tensor: Tensor) -> bool:
-        """Whether a tensor looks at the memory of an input, or of a captured tensor."""
-        lineage, known = self._trace.lineage, self._trace.stand_ins()
+    def _storage(self, func: Any, tensor: Tensor) -> Any:
+        """The storage of a tensor, which may be that of an input, or of a captured tensor."""
+        lineage, trace = self._trace.lineage, self._trace
+        known = trace.stand_ins()
         root, _, _ = lineage.path(tensor, lambda t: id(lineage.named(t)) in known, True)
-        return id(lineage.named(root)) in known
+        of = id(lineage.named(root))
+        made = storage_of(func, tensor, of in known, trace.in_one_memory.get(of))
+        return trace.storages.setdefault(hash(made), made) if func is Tensor.untyped_storage else made
 
 
 def with_modes(trace: Trace) -> Trace:

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
+import torch
 from attrs import define, field, frozen
 from torch import SymInt, Tensor, nn
 
 from .. import refusals
 from ..autograd_state import has_history
 from ..slots import Arg, Captured
+from ..state.code import compares_with_object
 from ..state.lines import is_user_file, user_line
 from ..subclasses import is_traced
 from ..torch_private.fakes import without_modes
@@ -25,6 +28,7 @@ from ..torch_private.modes import without_function_modes
 from ..torch_private.tensors import (
     ASKS_BASE,
     ASKS_HISTORY,
+    ASKS_HOOKS,
     ASKS_VERSION,
     is_transform_wrapper,
     is_wrapper_subclass,
@@ -51,25 +55,31 @@ class _Absent:
 ABSENT = _Absent()
 """The value of an attribute that a tensor does not have."""
 
-_IS_PARAMETER = "type({}).__name__"
+IS_PARAMETER = "type({}).__name__"
 """What is asked by ``isinstance(x, nn.Parameter)``."""
 _HISTORY = "{0}.grad_fn and {0}.grad_fn.name()"
-_METHODS = ("storage_offset", "is_shared", "is_pinned", "_is_view")
+_METHODS = ("storage_offset", "is_shared", "is_pinned", "_is_view", "is_inference")
 _PROPERTIES = ("is_leaf", "retains_grad", "output_nr")
+IS_HOOKED = "bool({0}._backward_hooks or {0}._post_accumulate_grad_hooks)"
 QUESTIONS: dict[Any, str] = {
     **{getattr(Tensor, name): f"{{}}.{name}()" for name in _METHODS},
     **{getattr(Tensor, name).__get__: f"{{}}.{name}" for name in _PROPERTIES},
+    torch.is_inference: "{}.is_inference()",
     ASKS_BASE: "{}._base is None",
+    ASKS_HOOKS: IS_HOOKED,
     ASKS_HISTORY: _HISTORY,
 }
 """Functions that ask something of a tensor, each with the question as Python over it."""
 
 IS_VIEW = "{}._is_view()"
-_OF_THE_REAL = {"{}.retains_grad", "{}.output_nr", "{}.is_shared()", "{}.is_pinned()", IS_VIEW, "{}._base is None"}
+_OF_THE_REAL = {
+    "{}.retains_grad", "{}.output_nr", "{}.is_shared()", "{}.is_pinned()", "{}.is_inference()", IS_VIEW,
+    "{}._base is None",
+}  # fmt: skip
 """Questions that a stand-in is not like the real tensor in."""
-
-IS_HOOKED = "bool({0}._backward_hooks or {0}._post_accumulate_grad_hooks)"
 HAS_ATTRIBUTES = "bool({}.__dict__)"
+_ATTRIBUTES = "tuple({}.__dict__)"
+_ATTRIBUTE = "{{}}.__dict__.get({!r}, absent)"
 HOOKS = "tuple(dict({0}._backward_hooks or ()).values())"
 HOOKS_AFTER = "tuple(dict({0}._post_accumulate_grad_hooks or ()).values())"
 _OFFSET = "{}.storage_offset()"
@@ -81,11 +91,18 @@ _UNKNOWABLE = {
         "compare tensors with `is`; ask for addresses outside of the function",
     ),
     ASKS_VERSION: ("the version counter of a tensor (_version)", "ask for it outside of the function"),
+    Tensor.is_set_to: (
+        "whether two tensors are one memory (is_set_to())",
+        "compare tensors with `is`, or their untyped_storage() with ==",
+    ),
     Tensor.__reduce_ex__: (
         "for a tensor to be copied by the copy module, or pickled (torch.save)",
         "write x.clone(), or x.detach(); save it outside of the function",
     ),
 }
+
+
+_HOOKS = "for the hooks of a tensor (_backward_hooks)", "ask for them outside of the function"
 
 
 @frozen(eq=False)
@@ -140,6 +157,8 @@ class Questions:
         """The answer of an input; ``NotImplemented`` for any other tensor, which answers itself."""
         if asked_by_us(3):
             return NotImplemented
+        if func == ASKS_HOOKS:
+            return self._hooks(original)
         if func == ASKS_HISTORY:
             self.listeners.may_be_hooked(stand_in)
         question = QUESTIONS[func]
@@ -166,8 +185,19 @@ class Questions:
             return answer
         base = func(real)
         if base is not None:
+            if compares_with_object(sys._getframe(2)):
+                raise refusals.BASE_OF_INPUT(where=user_line())
             self.bases.add(id(base))
         return base
+
+    def _hooks(self, original: Any) -> Any:
+        """The hooks of an input, which its stand-in has only if it has none: they are others in each call."""
+        real = self.reals().get(id(original)) if is_traced(original) else original
+        if real is None or self.known or not is_user_file(sys._getframe(3).f_code.co_filename):
+            return NotImplemented
+        if self.ask(real, IS_HOOKED):
+            raise refusals.ASKS_WHAT_CHANGES(*_HOOKS, where=user_line())
+        return NotImplemented
 
     def requires_grad(self, tensor: Tensor, asks_itself: bool) -> Any:
         """Whether a tensor of such a run requires grad, or is a leaf, as the function asks it (``asks_itself``: by
@@ -196,7 +226,7 @@ class Questions:
         if name.startswith("__"):
             return ABSENT
         known = self.known.get(id(tensor), {})
-        question = _IS_PARAMETER if name == "_is_param" else f"{{}}.__dict__.get({name!r}, absent)"
+        question = IS_PARAMETER if name == "_is_param" else _ATTRIBUTE.format(name)
         if question in known:
             return known[question]
         real = self.reals().get(id(tensor)) if is_traced(tensor) else tensor
@@ -213,6 +243,21 @@ class Questions:
             self._note(real, question, value)
         return value
 
+    def kind(self, tensor: Tensor) -> type:
+        """The class of a tensor of the trace."""
+        is_parameter = getattr(tensor, "_is_param", False)  # of an input, ``attribute`` says so
+        return nn.Parameter if is_parameter else Tensor
+
+    def attributes(self, tensor: Tensor) -> Mapping[str, Any]:
+        """The ``__dict__`` of a tensor of the trace; nothing is written to it."""
+        real, known = self.reals().get(id(tensor)), self.known.get(id(tensor), {})
+        if real is not None and not self.known:
+            names = self.ask(real, _ATTRIBUTES)
+            own = {name: self.ask(real, _ATTRIBUTE.format(name)) for name in names}
+        else:
+            own = {name: known[_ATTRIBUTE.format(name)] for name in known.get(_ATTRIBUTES, ())}
+        return MappingProxyType(own | set_by_function(tensor))
+
     def require_no_base(self, real: Tensor) -> None:
         """What an input is a view of may be compared with None, not computed with: the next call's is another one."""
         if id(real) in self.bases:
@@ -223,6 +268,12 @@ class Questions:
         with without_function_modes():
             answers = [self._note(real, question, answer_of(question, real)) for question in questions]
         return answers[-1]
+
+    def ask_classes(self, reals: Iterable[Tensor]) -> None:
+        """Note of which classes captured tensors are: the function has them themselves, so nobody hears of it where it
+        asks."""
+        for real in (t for t in reals if not is_wrapper_subclass(t)):
+            self.ask(real, IS_PARAMETER)
 
     def lie(self, reals: Iterable[Tensor]) -> None:
         """Note where in their storages some inputs lie, and how large these are: all of them is looked at. Tensors of a

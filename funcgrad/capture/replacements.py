@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,8 @@ import torch
 from .. import refusals
 from ..graphs import tensors_in, type_text
 from ..inside import having
-from ..state.lines import HERE, user_line
+from ..state.conversions import TypeOf
+from ..state.lines import HERE, TORCH, user_line
 from ..state.restart import Restart
 from ..torch_private.autograd import is_below_autograd
 from ..torch_private.fakes import FAKES
@@ -31,6 +33,29 @@ from .trace import Trace
 
 _AS_THEY_ARE = object()
 """The backend by which operators that take functions are not compiled."""
+
+
+_BY = {"__dict__": ("__dict__", "vars")}
+"""How code asks for an attribute, but by its name."""
+
+
+def _asks_for(name: str, code: types.CodeType) -> bool:
+    """Whether code that is not torch's, nor ours, asks for an attribute: what is written in C asks for it, too."""
+    is_said = any(by in code.co_names or by in code.co_consts for by in _BY.get(name, (name,)))
+    return is_said and (code is TypeOf.__call__.__code__ or not code.co_filename.startswith((HERE, TORCH)))
+
+
+def _of_function(name: str, answer: Callable[[Any], Any]) -> Replacement:
+    """What is the function's to ask by this name of a tensor, and a library's to have as it is."""
+
+    def look(as_it_is: Callable[[Any], Any], tensor: torch.Tensor) -> Any:
+        return answer(tensor) if _asks_for(name, sys._getframe(2).f_code) else as_it_is(tensor)
+
+    return look
+
+
+def _lacks(tensor: torch.Tensor) -> Any:
+    raise AttributeError("elem", name="elem", obj=tensor)  # so the attributes are asked that are the tensor's own
 
 
 def _compile(compile: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -130,6 +155,9 @@ def replacements_of(trace: Trace) -> dict[str, Replacement]:
         "own text": lambda _, tensor, **how: trace.text_of(tensor),
         "seed": draws.seed,
         "attribute": attribute,
+        "__class__": _of_function("__class__", trace.questions.kind),
+        "__dict__": _of_function("__dict__", trace.questions.attributes),
+        "elem": _of_function("elem", _lacks),
         **FAST_PATHS,
         **steps_of_optimisers(lambda count: trace.reads.real(count) is not None),
         "generator seed": draws.seed_one,

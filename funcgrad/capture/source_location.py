@@ -10,7 +10,10 @@ from ..errors import FuncgradError
 from ..state.lines import HERE, TORCH, is_user_file, short_name
 from ..state.names import LIBRARIES, package
 
-_ON_BEHALF = ("<frozen abc>", *(os.path.join(HERE, "state", name) for name in ("shown.py", "output.py", "warned.py")))
+_ON_BEHALF = (
+    "<frozen abc>",
+    *(os.path.join(HERE, "state", name) for name in ("shown.py", "output.py", "warned.py", "conversions.py")),
+)
 """What asks for a class, or for a text, on behalf of who looks at it."""
 
 _OURS = LIBRARIES | {"sympy", "mpmath"}

@@ -24,18 +24,18 @@ class TracedStorage:
     The storage below is none that Python can use: to resize it ends the process.
     """
 
-    __slots__ = ("__weakref__", "_is_input", "_storage", "_unit")
+    __slots__ = ("__weakref__", "_identity", "_is_input", "_storage", "_unit")
 
-    def __init__(self, storage: Any, is_input: bool, unit: int) -> None:
+    def __init__(self, storage: Any, is_input: bool, unit: int, identity: int) -> None:
         """``unit``: of how many bytes its size is told; ``is_input``: no program knows how much memory lies around
         an input."""
-        self._storage, self._is_input, self._unit = storage, is_input, unit
+        self._storage, self._is_input, self._unit, self._identity = storage, is_input, unit, identity
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, TracedStorage) and storage_identity(self._storage) == storage_identity(other._storage)
+        return isinstance(other, TracedStorage) and self._identity == other._identity
 
     def __hash__(self) -> int:
-        return storage_identity(self._storage)
+        return self._identity
 
     def __len__(self) -> int:
         if self._is_input:
@@ -103,6 +103,8 @@ STORAGES = {Tensor.untyped_storage, Tensor.storage}
 """Methods that return the storage of a tensor."""
 
 
-def storage_of(func: Any, tensor: Tensor, is_input: bool) -> TracedStorage:
-    """What a method of ``STORAGES`` returns for a traced tensor."""
-    return TracedStorage(tensor.untyped_storage(), is_input, tensor.element_size() if func is Tensor.storage else 1)
+def storage_of(func: Any, tensor: Tensor, is_input: bool, identity: int | None) -> TracedStorage:
+    """What a method of ``STORAGES`` returns for a traced tensor. ``identity``: where it is another than that of its
+    storage in the trace."""
+    storage, unit = tensor.untyped_storage(), tensor.element_size() if func is Tensor.storage else 1
+    return TracedStorage(storage, is_input, unit, storage_identity(storage) if identity is None else identity)

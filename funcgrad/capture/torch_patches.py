@@ -29,7 +29,7 @@ from torch.utils.hooks import RemovableHandle
 from ..generators import initial_seed
 from ..inside import having
 from ..torch_private.autograd import APPLIES, SET_MATERIALIZES, SETS_SAVED_HOOKS
-from ..torch_private.functional import FunctionalTensor
+from ..torch_private.functional import AS_THEY_ARE, FunctionalTensor, attributes_held
 from ..torch_private.patches import (
     BACKWARD_ENGINE,
     CAUSAL_MASK,
@@ -136,6 +136,9 @@ def _begin() -> None:
             if _attribute_there is None or vars(torch.Tensor).get("__getattr__") is not _attribute_there:
                 _attribute_there = _dispatching("attribute", getattr(torch.Tensor, "__getattr__", _no_attribute))
                 set_attribute(torch.Tensor, "__getattr__", _attribute_there)
+            for name, is_it in AS_THEY_ARE.items():  # for good: elsewhere they are what they are
+                if name not in vars(FunctionalTensor):
+                    set_attribute(FunctionalTensor, name, _looking(name, is_it))
             for module in _MODULES:
                 module.__class__ = _OfThreads
             made: dict[int, Any] = {}
@@ -202,6 +205,20 @@ def _dispatching(key: str, original: Any) -> Any:
 def _here(key: str, original: Callable[..., Any]) -> Callable[..., Any]:
     own = (_ELSEWHERE if _own.replacements is None else _own.replacements).get(key)
     return original if own is None else functools.partial(own, original)
+
+
+def _looking(name: str, as_it_is: Callable[[Any], Any]) -> property:
+    """An attribute of what stands for tensors: what it is, and in a thread that traces what ``name`` says."""
+
+    def look(tensor: torch.Tensor) -> Any:
+        if _own.replacements is None:
+            return as_it_is(tensor)
+        return _own.replacements[name](as_it_is, tensor)
+
+    def keep(tensor: torch.Tensor, value: Any) -> None:
+        attributes_held(tensor)[name] = value
+
+    return property(look, keep if name == "elem" else None)
 
 
 class _OfThreads(types.ModuleType):

@@ -112,6 +112,10 @@ class Trace(Recorder):
         self.switched_with: dict[int, list[Tensor]] = {}
         """What is to require grad as soon as an input does, by its identity: what stands for it to its views that
         are inputs, too."""
+        self.in_one_memory: dict[int, int] = {}
+        """By their identity, one of those that share their memory outside: in the trace where one is written to."""
+        self.storages: dict[int, Any] = {}
+        """What the function was given as the storages of tensors: one for each, as in eager PyTorch."""
         self.hooked: dict[int, str | None] = {}
         """Where the function registers hooks on what stands for inputs."""
         self.hooks = TensorHooks()

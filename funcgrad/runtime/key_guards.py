@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..autograd_state import family_of
 from ..capture.memory import history
-from ..capture.questions import ABSENT
+from ..capture.questions import ABSENT, IS_PARAMETER
 from ..torch_private.levels import is_dead, unwrap_dead
 from ..torch_private.tensors import (
     STORAGE_ID,
@@ -70,6 +70,10 @@ def print_guards(
     ended = {n: f" or unwrap_dead({n}) is{' not' * (not is_dead(known[n]))} {n}" for n in at_level}
     differs = {name: _tensor_differs(name, spec, constants) + ended.get(name, "") for name, spec in plain.items()}
     compared += [f"if {condition}: {otherwise}" for condition in differs.values()]
+    named = dict(zip([*key.paths, *(name for name, _ in key.captured)], [*names, *captured_names], strict=True))
+    asked = [(named[where], question, answer) for where, question, answer in key.asked]
+    of_kind = [(name, answer) for name, question, answer in asked if question == IS_PARAMETER and name in plain]
+    compared += [f"if {IS_PARAMETER.format(name)} != {answer!r}: {otherwise}" for name, answer in of_kind]
     if plain and not wrapped and not key.ambient.inference_mode:  # inside it inference tensors look like all others
         compared = _after_a_quick_look(known, plain, places, compared, constants, otherwise)
     lines += compared
@@ -98,13 +102,14 @@ def print_guards(
         else:
             constants[f"static_{name}"] = spec.value
             lines.append(f"if not holds(static_{name}, {name}): {otherwise}")
-    named = dict(zip([*key.paths, *(name for name, _ in key.captured)], [*names, *captured_names], strict=True))
     for where, expected in key.histories:
         constants["history"] = history
         lines.append(f"if history({named[where]}) != {expected!r}: {otherwise}")
-    for i, (where, question, answer) in enumerate(key.asked):
+    for i, (name, question, answer) in enumerate(asked):
+        if (name, answer) in of_kind and question == IS_PARAMETER:  # a quick look tells
+            continue
         constants |= {f"asked_{i}": answer, "absent": ABSENT, "still_answers": still_answers}
-        expression = f"({question.format(named[where])})"
+        expression = f"({question.format(name)})"
         lines.append(f"if {expression} is not asked_{i} and not still_answers(asked_{i}, {expression}): {otherwise}")
     if len(tensors) > 1:
         memory = ", ".join(memory_of.format(t) for t in tensors)

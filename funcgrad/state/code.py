@@ -309,6 +309,44 @@ def _is_looked_at(steps: Sequence[dis.Instruction], at: int) -> bool:
     return False
 
 
+def asks_type(steps: Sequence[dis.Instruction], at: int) -> bool:
+    """Whether ``type``, which is loaded at ``at``, is called there, or kept in a variable, or an argument of a call."""
+    if "NULL" in steps[at].argrepr:
+        return True
+    rest, before = _Ahead(steps, at + 1), steps[at - 2].opname if at > 1 else ""
+    if rest.ops(0) in ATTRIBUTE or _compares(rest) or before == "MAKE_FUNCTION":  # a class that is made
+        return False
+    if rest.ops(0) in ("STORE_FAST", "STORE_DEREF"):
+        return True
+    for step in reversed(steps[:at]):
+        if "NULL" in step.argrepr or step.opname in ("PUSH_NULL", "LOAD_METHOD"):
+            return True
+        if not step.opname.startswith(("LOAD_", "BUILD_")):
+            break
+    return False
+
+
+def asks_type_otherwise(steps: Sequence[dis.Instruction], at: int) -> bool:
+    """Whether more is done with it than that, or to compare it."""
+    rest = _Ahead(steps, at + 1)
+    return not (asks_type(steps, at) or _compares(rest) or rest.ops(1) == "MATCH_CLASS")
+
+
+def _compares(rest: _Ahead) -> bool:
+    """Whether what was loaded is compared, with what was loaded before, or is next."""
+    return any(rest.ops(i) in ("IS_OP", "COMPARE_OP", "CONTAINS_OP") for i in (0, 1))
+
+
+def compares_with_object(frame: types.FrameType) -> bool:
+    """Whether what a frame loads now is compared by ``is`` with what is not None."""
+    steps = without_padding(frame.f_code)
+    at = next((i for i, step in enumerate(steps) if step.offset == frame.f_lasti), len(steps))
+    rest = _Ahead(steps, at + 1)
+    while rest.ops(1) in ATTRIBUTE:  # of what it is compared with
+        rest = rest.after(1)
+    return rest.ops(0) == "IS_OP" or (rest.ops(1) == "IS_OP" and rest.value(0) is not None)
+
+
 def _reads_of_type(rest: _Ahead) -> bool:
     """Whether what follows ``type`` is ``(x).attribute``, or ``(self)``, which is no number."""
     return (

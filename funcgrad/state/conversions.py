@@ -1,7 +1,8 @@
 """``len``, ``float``, ``int`` and ``type`` of symbols.
 
 Python makes a number of what ``__len__``, ``__float__`` and ``__int__`` return, so that no symbol comes out of its own
-functions, and a symbol has a type of its own. The recorded run calls others, and a dry run ``type``. ``length`` stands
+functions, and what stands for a number, or for a tensor, has a type of its own. The recorded run calls others, and each
+run another ``type``, wherever code calls it or gives it to who may. ``length`` stands
 among the globals of the code of which the dry run has heard that it asks a tensor. ``Converted`` is what functions
 load, by a name that nobody else has, where all code that was reached does nothing with the class but to call it, or to
 look at it: to all other code, and to other threads, ``float`` and ``int`` are the classes they are. In the same way a
@@ -27,10 +28,11 @@ from attrs import define
 from torch import SymFloat, SymInt, Tensor
 
 from ..torch_private.fakes import fake_below
+from ..torch_private.functional import FunctionalTensor
 from ..torch_private.modes import function_modes
 from ..torch_private.optimisers import CONVERTING
 from ..torch_private.symbols import is_size
-from .code import GLOBAL, mentions, without_padding
+from .code import GLOBAL, asks_type, asks_type_otherwise, mentions, without_padding
 from .hooks import current_listener
 from .names import LIBRARIES, package
 from .renamed import original, renamed
@@ -103,11 +105,18 @@ class _Int(metaclass=Converted):
 
 
 class TypeOf(Converted):
-    """What stands for ``type``: that of a symbol is the one it says."""
+    """What stands for ``type``: that of a symbol, or of a tensor of a trace, is the one it says. A table finds ``type``
+    by it."""
 
     def __call__(cls, *given: Any, **options: Any) -> Any:
-        is_symbol = len(given) == 1 and isinstance(given[0], (SymInt, SymFloat))
-        return given[0].__class__ if is_symbol else type(*given, **options)
+        stands_in = len(given) == 1 and isinstance(given[0], (SymInt, SymFloat, FunctionalTensor))
+        return given[0].__class__ if stands_in else type(*given, **options)
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is type
+
+    def __hash__(cls) -> int:
+        return hash(type)
 
 
 class _Type(metaclass=TypeOf):
@@ -121,9 +130,9 @@ def identity(of: Any, /) -> int:
     return id(of)
 
 
-_CONVERTED: dict[str, Any] = {"float": _Float, "int": _Int, "type": _Type}
+_CONVERTED: dict[str, Any] = {"float": _Float, "int": _Int}
 _TAKE_CLASSES = {"isinstance", "issubclass", "map"}
-_STAND_INS = {**_CONVERTED, "id": identity}
+_STAND_INS = {**_CONVERTED, "id": identity, "type": _Type}
 _NAMES = {name: f"{name} of funcgrad" for name in _STAND_INS}
 """Under which the code of a recorded run finds them among Python's builtins; they stay there, as functions that a run
 has made may be called after it."""
@@ -142,8 +151,8 @@ def asking_globals() -> Globals | None:
 
 
 def converting(functions: Iterable[types.FunctionType]) -> Iterator[tuple[types.FunctionType, frozenset[str]]]:
-    """Which of these functions, and of optimisers, call ``float``, ``int`` and ``type``, where no code among the same
-    globals does more with them."""
+    """Which of these functions, and of optimisers, call ``float`` and ``int``, where no code among the same globals
+    does more with them."""
     used: dict[tuple[int, str], bool] = {}
     calling: list[tuple[types.FunctionType, frozenset[str]]] = []
     own = [function for function in functions if package(function.__globals__.get("__name__")) not in LIBRARIES]
@@ -161,8 +170,27 @@ def converting(functions: Iterable[types.FunctionType]) -> Iterator[tuple[types.
 
 def asks_identities(function: types.FunctionType) -> bool:
     """Whether a function loads Python's ``id``."""
-    is_named = "id" in mentions(original(function.__code__)).globals
-    return is_named and "id" not in function.__globals__ and function.__builtins__ is vars(builtins)  # type: ignore[attr-defined]
+    return _loads("id", function)
+
+
+def asks_types(function: types.FunctionType) -> bool:
+    """Whether a function asks Python's ``type``, and is answered with those of what symbols and tensors stand for."""
+    return _loads("type", function)
+
+
+def asks_types_otherwise(code: types.CodeType) -> bool:
+    """Whether code does something else with ``type``, which is the one of what stands for a number there."""
+    return any(
+        (step.opname in GLOBAL and step.argval == "type" and asks_type_otherwise(steps, at))
+        for steps in [without_padding(code)]
+        for at, step in enumerate(steps)
+    ) or any(asks_types_otherwise(c) for c in code.co_consts if isinstance(c, types.CodeType))
+
+
+def _loads(name: str, function: types.FunctionType) -> bool:
+    """Whether a function loads one of Python's functions."""
+    is_named = name in mentions(original(function.__code__)).globals
+    return is_named and name not in function.__globals__ and function.__builtins__ is vars(builtins)  # type: ignore[attr-defined]
 
 
 @functools.lru_cache(maxsize=8192)
@@ -184,6 +212,11 @@ def _is_called(steps: Sequence[dis.Instruction], at: int) -> bool:
         return True
     before = itertools.takewhile(lambda step: step.opname.startswith("LOAD_"), reversed(steps[:at]))
     return any(step.opname in GLOBAL and step.argval in _TAKE_CLASSES for step in before)
+
+
+def _is_meant(steps: Sequence[dis.Instruction], at: int) -> bool:
+    """Whether what is loaded at ``at`` is to be another: to compare ``type`` with something, it is Python's."""
+    return steps[at].argval != "type" or asks_type(steps, at)
 
 
 @define(eq=False)
@@ -210,7 +243,7 @@ def converting_symbols(functions: Sequence[tuple[types.FunctionType, frozenset[s
             now = _renamed.setdefault(id(function), _Renamed(code))
             now.runs += 1
             now.code, now.names = code, now.names | names
-            function.__code__ = renamed(code, {name: _NAMES[name] for name in now.names})
+            function.__code__ = renamed(code, {name: _NAMES[name] for name in now.names}, _is_meant)
     try:
         yield
     finally:

@@ -1,5 +1,5 @@
 """Whose ``id`` code asks in a run: where each call may bring another object, that object alone has to be the one it
-was."""
+was. And that code is answered which asks for the ``type`` of what stands for a tensor, or for a number."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .code import mentions
-from .conversions import asks_identities, converting_symbols
+from .conversions import asks_identities, asks_types, converting_symbols
 from .renamed import original
 
 
@@ -35,10 +35,15 @@ class Identities:
                 self._stack = None
 
     def listen(self, function: types.FunctionType) -> None:
-        """Let a function tell, if it runs."""
-        if self._stack is not None and self.matter and asks_identities(function):
+        """Let a function tell, if it runs; and answer it."""
+        if self._stack is None:
+            return
+        names = {"type"} if asks_types(function) else set[str]()
+        if self.matter and asks_identities(function):
             self._telling.add(original(function.__code__))
-            self._stack.enter_context(converting_symbols([(function, frozenset({"id"}))]))
+            names.add("id")
+        if names:
+            self._stack.enter_context(converting_symbols([(function, frozenset(names))]))
 
     def note(self, of: Any) -> None:
         """It was asked which object one is."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dis
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from attrs import frozen
@@ -26,13 +26,16 @@ def original(code: Any) -> Any:
     return code
 
 
-def renamed(code: types.CodeType, names: Mapping[str, str]) -> types.CodeType:
-    """The same code, nested code included, which loads globals by other names; attributes keep theirs. A load whose
-    instruction has no room for the number of the new name stays as it is."""
-    consts = tuple(renamed(c, names) if isinstance(c, types.CodeType) else c for c in code.co_consts)
+def renamed(
+    code: types.CodeType, names: Mapping[str, str], is_meant: Callable[[Sequence[dis.Instruction], int], bool]
+) -> types.CodeType:
+    """The same code, nested code included, which loads globals by other names, where they are meant; attributes keep
+    theirs. A load whose instruction has no room for the number of the new name stays as it is."""
+    consts = tuple(renamed(c, names, is_meant) if isinstance(c, types.CodeType) else c for c in code.co_consts)
     text, new = bytearray(code.co_code), [*code.co_names]
-    for step in without_padding(code):
-        if step.opname in GLOBAL and step.argval in names and step.arg is not None:
+    steps = without_padding(code)
+    for place, step in enumerate(steps):
+        if step.opname in GLOBAL and step.argval in names and step.arg is not None and is_meant(steps, place):
             name = names[step.argval]
             at = new.index(name) if name in new else len(new)
             # the lowest bit says what else is loaded

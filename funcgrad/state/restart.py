@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from attrs import frozen
 from torch import Tensor
-
-Converting = Sequence[tuple[types.FunctionType, frozenset[str]]]
 
 
 @frozen(eq=False)
@@ -27,13 +24,11 @@ class Known:
     """Whether a hook that a backward pass runs writes to Python state: hooks are opaque."""
     notes: bool = False
     """Whether it is noted what code runs: some is reached that reads what no guard can watch."""
-    converting: Converting = ()
-    """Functions that are answered with the types of numbers when they ask for those of symbols."""
 
     def __or__(self, more: Known) -> Known:
         return Known(
             (*self.tensors, *more.tensors), (*self.themselves, *more.themselves), {**self.around, **more.around},
-            self.hooks_write or more.hooks_write, self.notes or more.notes, more.converting or self.converting,
+            self.hooks_write or more.hooks_write, self.notes or more.notes,
         )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from ..trees import Container
 from .buffers import holds_now
 from .caches import keeps_traced
 from .code import Mentions, loads_of, mentions, together, written_by
-from .conversions import Globals, converting, own_names
+from .conversions import Globals, asks_types, asks_types_otherwise, converting, own_names
 from .files import hearing_of_files, version_of
 from .given import OF_ITEMS, given_of
 from .guards import MISSING, Guard, Met, Place, members_said
@@ -48,10 +48,12 @@ from .names import (
     slots_of,
 )
 from .renamed import original
-from .restart import Converting, Known, Restart
+from .restart import Known, Restart
 from .settings import level_of
 from .unwatched import Unwatched
 from .values import copied, same
+
+Converting = Sequence[tuple[types.FunctionType, frozenset[str]]]
 
 
 class Watch(Unwatched):
@@ -294,26 +296,30 @@ class Watch(Unwatched):
             for name, value in arguments if not self._is_closed else ():
                 self._argument(value, name)
 
-    def asks_types(self, answered: Converting) -> bool:
-        """Whether code that ran asks for types in a way that only numbers can answer. Raises ``Restart`` for what is
-        not among those that are ``answered``."""
-        asking = {c for c in self._codes if (self._ran is None or c in self._ran) and mentions(c).types}
-        found = [(function, names & {"type"}) for function, names in self.converting if "type" in names]
-        if asking and asking <= {original(function.__code__) for function, _ in found}:
-            if not asking <= {original(function.__code__) for function, _ in answered}:
-                raise Restart(Known(converting=found))
-            return self._has_type_by_another_name
-        return bool(asking) or self._has_type_by_another_name
+    @property
+    def asks_types(self) -> bool:
+        """Whether code that ran asks for types in a way that only numbers can answer."""
+        asking = [code for code in self._what_ran if mentions(code).types]
+        if any(asks_types_otherwise(code) or not asks_types(self._codes[code]) for code in asking):
+            return True
+        return self._has_type_by_another_name
+
+    @property
+    def asks_classes(self) -> bool:
+        """Whether code that ran may ask of which class a tensor is: by ``isinstance``, of which nobody hears."""
+        said = self.said_by_what_ran
+        by_name = {"type", "__class__", "Parameter", "Buffer"} & (said.globals | said.attributes | said.strings)
+        return bool(by_name) or not self._names.keys().isdisjoint(map(id, (torch.nn.Parameter, torch.nn.Buffer)))
 
     @property
     def _has_type_by_another_name(self) -> bool:
         """Whether ``type`` was reached as a value; not as one of Python's builtins, which all globals hold."""
         return any("__builtins__" not in name for name in self._names.get(id(type), ()))
 
-    @property
-    def converting(self) -> Converting:
-        """The functions in which ``float``, ``int`` and ``type`` may be asked for what is a symbol, and which."""
-        return list(converting(self._functions))
+    def converting(self, has_numbers: bool) -> Converting:
+        """The functions in which ``type`` is asked, and where there are symbols of numbers, ``float`` and ``int``."""
+        asking = [(function, frozenset({"type"})) for function in self._functions if asks_types(function)]
+        return [*asking, *(converting(self._functions) if has_numbers else ())]
 
     def places_of(self, wanted: Sequence[Tensor]) -> dict[int, Place]:
         """By identity, the first place of each tensor that was read from one that is known, or lies in a container

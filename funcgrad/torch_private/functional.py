@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MethodType, SimpleNamespace
 from typing import Any
 
@@ -21,6 +21,23 @@ from .operators import is_operator, is_torchs_own, writes_inputs
 from .tensors import is_zero_tensor, symbolic_zeros
 
 __all__ = ["FunctionalTensor", "FunctionalTensorMode"]
+
+
+attributes_held: Callable[[torch.Tensor], dict[str, Any]] = vars(torch.Tensor)["__dict__"].__get__
+"""The ``__dict__`` of a tensor, whatever its class says to be that."""
+AS_THEY_ARE: Mapping[str, Callable[[Any], Any]] = {
+    "__class__": lambda tensor: FunctionalTensor,
+    "__dict__": attributes_held,
+    "elem": lambda tensor: _held(tensor, "elem"),
+}
+"""What a functional tensor has that a tensor has not, or has otherwise."""
+
+
+def _held(tensor: Any, name: str) -> Any:
+    try:
+        return attributes_held(tensor)[name]
+    except KeyError:
+        raise AttributeError(name) from None
 
 
 TRACER_SLOT = torch._C._TorchDispatchModeKey.PROXY

@@ -85,10 +85,11 @@ def graphs_made_alone() -> contextlib.AbstractContextManager[Any]:
 
 
 def set_attribute(owner: Any, name: str, value: Any) -> None:
-    """As ``setattr``, also for a class that is made in C and says that it is immutable (``torch.Generator``)."""
+    """As ``setattr``, also for a class that is made in C and says that it is immutable (``torch.Generator``), and for
+    what is set of a class itself (``__class__``)."""
     try:
         setattr(owner, name, value)
-    except TypeError:
+    except (TypeError, AttributeError):
         gc.get_referents(owner.__dict__)[0][name] = value  # what its proxy stands for
         ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))
 

@@ -62,8 +62,11 @@ ASKS_BASE: Any = torch.Tensor._base.__get__  # type: ignore[union-attr]
 ASKS_HISTORY: Any = torch.Tensor.grad_fn.__get__  # type: ignore[union-attr]
 
 
+ASKS_HOOKS: Any = torch.Tensor._backward_hooks.__get__  # type: ignore[union-attr]
+
+
 ASKS_VERSION: Any = torch.Tensor._version.__get__  # type: ignore[attr-defined]
-"""What a function mode is called for where the code says ``x._base`` and ``x._version``."""
+"""What a function mode is called for where the code says ``x._base``, ``x._backward_hooks`` and ``x._version``."""
 
 
 STORAGE_ID = "{}.untyped_storage()._cdata"
