@@ -346,6 +346,18 @@ def names_of(containers: Iterable[Container]) -> dict[int, str]:
     return {id(container.value): container.variable for container in containers}
 
 
+def which_are_one(containers: Iterable[Container]) -> dict[str, str]:
+    """The variables of containers, each with that of the first that is the same object. What is known by its values
+    alone is left out: a literal is one object or another, as Python likes."""
+    first: dict[int, str] = {}
+    own = [c for c in containers if not (isinstance(c.value, tuple) and all(map(_is_atom, c.value)))]
+    return {c.variable: first.setdefault(id(c.value), c.variable) for c in own}
+
+
+def _is_atom(value: Any) -> bool:
+    return value is None or isinstance(value, (str, bytes, int, float, complex))
+
+
 def children_of(container: Any) -> tuple[Any, ...]:
     """What a container holds."""
     shape = _open(container)
@@ -384,15 +396,20 @@ def unflatten(leaves: Sequence[Any], tree: Tree) -> Any:
     """The inverse of ``flatten``. Raises ``TreeMismatchError`` where the number of leaves is not the structure's."""
     if len(leaves) != count(tree):
         raise TreeMismatchError(f"{len(leaves)} leaves for a structure of {count(tree)}: {tree}")
-    return _put_together(iter(leaves), tree)
+    return put_together(iter(leaves), tree, "", {}, {})
 
 
-def _put_together(remaining: Iterator[Any], tree: Tree) -> Any:
-    return (
-        next(remaining)
-        if isinstance(tree, Leaf)
-        else _close(tree, [_put_together(remaining, child) for child in tree.children])
-    )
+def put_together(
+    remaining: Iterator[Any], tree: Tree, variable: str, one: Mapping[str, str], made: dict[str, Any]
+) -> Any:
+    """The same of the next leaves, with containers that are one with another before them: ``one`` says which, by their
+    variables (``Container``), by which they are ``made``."""
+    if isinstance(tree, Leaf):
+        return next(remaining)
+    own = [put_together(remaining, child, f"{variable}__{i}", one, made) for i, child in enumerate(tree.children)]
+    first = one.get(variable, variable)
+    made[variable] = _close(tree, own) if first == variable else made[first]
+    return made[variable]
 
 
 def count(tree: Tree) -> int:

@@ -1146,6 +1146,15 @@ row(
     fixed_args=lambda: ({"x": torch.ones(3)}, {"x": torch.ones(3)}),
     where="a",
 )
+LAST = [torch.ones(3)]
+row(
+    "an argument that Python state holds, compared",
+    memory.COMPARES_CONTAINERS,
+    lambda batch: batch[0] * (2 if batch is LAST else 3),
+    lambda: (LAST,),
+    fixed_args=lambda: ([torch.ones(3)],),
+    where="LAST",
+)
 row(
     "an attribute of an argument",
     memory.SETS_ATTRIBUTE,

@@ -58,7 +58,7 @@ from .late_reads import late_reads
 from .memory import history, neighbours, overlaps, same_objects, without_subclasses
 from .modes import with_modes
 from .onward import Passes, apart_from, by_slot, calls_of
-from .other_places import other_places, with_homes
+from .other_places import other_places, with_containers, with_homes
 from .outputs import look_at_outputs, results_by_slot
 from .questions import HOOKS, HOOKS_AFTER, IS_HOOKED, IS_VIEW, answer_of, require_bare
 from .reads import READS_LATER
@@ -213,13 +213,15 @@ class DryRun:
         facts = evolve(facts, state=state, hooks=hooks, backward_writes=self._backward_writes, opens=opens)
         facts = with_homes(facts, self.watch, inputs)
         all_written = written.effects if self._backward_writes else facts.state.effects
-        also, others = other_places(facts, self.watch, inputs, all_written)
+        also, apart_from, others = other_places(facts, self.watch, inputs, all_written)
         held = {slot for _, slot in also} | {self._slot_of(c.tensor) for c in facts.captured}
         for slot, real in inputs.tensors if self._hands_over and self.watch.said.compares_objects else ():
             if slot in held and id(real) not in self._asked_for:
                 owners = (t for _, t in self._reals if t.is_leaf and t.grad is real)  # which are asked for it, then
                 raise Restart(Known((*owners, real), themselves=(real,)))
         apart = frozenset(id(g.value()) for g in others if g.how == "tensor" and self.watch.said.compares_objects)
+        facts = evolve(facts, also=also, apart=apart, apart_from=apart_from)
+        facts = with_containers(facts, self.watch, inputs, containers if self._hands_over else ())
         guards = (*facts.state.guards, *others)
         late = Late(guards)  # what a derivative of a gradient reads, when that runs
         if self._splits:
@@ -230,7 +232,7 @@ class DryRun:
         writes = facts.differentiable and facts.state.writes_to_brought
         brought = Brought() if self._splits and (late or writes) else facts.state.brought
         state = evolve(facts.state, guards=guards, late=late, brought=brought)
-        return evolve(facts, state=state, also=also, apart=apart)
+        return evolve(facts, state=state)
 
     def _take_written(self, grad_mode: bool) -> None:
         """What the function has written to Python state, and in which grad mode it has ended."""

@@ -139,8 +139,13 @@ class Facts(Shown):
     also: tuple[tuple[Place, Source], ...] = ()
     """Further places in which inputs live: each must hold the tensor that is read from the first."""
     apart: frozenset[int] = frozenset()
-    """The identities of tensors that were met and are no inputs, where code compares objects: no input is one of
-    them."""
+    """The identities of tensors that were met and are no inputs, where code compares objects, and of containers: no
+    input is one of them."""
+    apart_from: tuple[Place, ...] = ()
+    """Where those live of which each call may find another one: no input is the one that it finds."""
+    one: Mapping[str, str] = {}
+    """The variables of containers among the arguments, each with that of the first that must be the same object;
+    where code compares objects, the firsts, which must be several, with their own."""
     itself: Mapping[Arg, Captured] = {}
     """The arguments that Python state holds, too, where code compares objects, and the slots of what lives there: the
     function is given these very tensors."""

@@ -13,7 +13,7 @@ from ..slots import Arg, Captured, State
 from ..state.given import is_watched
 from ..state.guards import Place
 from ..state.renewed import Renewed
-from ..trees import Container, Node, Tree, children_of, containers_in, unflatten
+from ..trees import Container, Node, Tree, children_of, containers_in, put_together
 from .capture_sources import GradientOf, Origin, Unresolved
 from .results import hidden_tensor
 
@@ -33,7 +33,8 @@ class Inputs:
     A tensor leaf is an input, a ``Symbolic`` leaf a symbolic float; any other leaf is static. ``names`` are those of
     the positional arguments. ``sizes``: the dimensions of tensors that are traced as symbols, by the tensors' paths.
     ``state``: the numbers of Python state that are. ``may_be_sizes``: whether numbers that are symbols may be sizes.
-    ``identities``: of what the containers of the call keep items and attributes in, by the variables of these.
+    ``identities``: of the containers of the call, and of what these keep items and attributes in, by their variables;
+    ``one``: which of them are one object (``which_are_one``).
     """
 
     names: tuple[str, ...]
@@ -45,6 +46,7 @@ class Inputs:
     state: tuple[tuple[State, Place, Symbolic], ...] = ()
     may_be_sizes: bool = False
     identities: Mapping[str, int] = {}
+    one: Mapping[str, str] = {}
     renewed: tuple[Renewed, ...] = ()
     """The objects that were others in other calls."""
     static: frozenset[str] = frozenset()
@@ -91,7 +93,12 @@ class Inputs:
     def rebuild(self, stand_ins: Mapping[Any, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """``(args, kwargs)`` with each dynamic leaf replaced by its stand-in."""
         leaves = [stand_ins.get(slot, leaf) for slot, leaf in zip(self.slots, self.leaves, strict=True)]
-        args, kwargs = unflatten(leaves, self.tree)
+        assert isinstance(self.tree, Node)
+        remaining, made = iter(leaves), dict[str, Any]()
+        args, kwargs = (
+            put_together(remaining, tree, variable, self.one, made)
+            for tree, variable in zip(self.tree.children, ("args", "kwargs"), strict=True)
+        )
         return args, kwargs
 
     def containers(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Container]:

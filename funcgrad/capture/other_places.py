@@ -7,10 +7,12 @@ from collections.abc import Sequence
 
 from attrs import evolve
 
+from .. import refusals
 from ..state.effects import Effect, Refill, Store
 from ..state.guards import Guard, Place
 from ..state.state import with_brought
 from ..state.watch import Watch
+from ..trees import Container
 from .facts import Facts, Source
 from .inputs import Inputs
 
@@ -26,11 +28,30 @@ def with_homes(facts: Facts, watch: Watch, inputs: Inputs) -> Facts:
     return evolve(facts, captured=captured, state=with_brought(facts.state, watch, read, inputs.renewed))
 
 
+def with_containers(facts: Facts, watch: Watch, inputs: Inputs, containers: Sequence[Container]) -> Facts:
+    """Facts that say which containers among the arguments are one object, and that none is one of Python state, where
+    code may compare them: that of the ``containers`` that it is given."""
+    shared = {own: first for own, first in inputs.one.items() if own != first}
+    facts = evolve(facts, one=inputs.one if watch.said.compares_objects else shared)
+    if not containers or not watch.compares_identities:
+        return facts
+    given = {inputs.identities[variable] for variable in inputs.one}
+    renewed = {id(guard.place.read()): guard.place for guard in facts.state.guards if guard.how == "shape"}
+    kinds = {type(own.value) for own in containers}
+    known = frozenset(id(value) for value in watch.known if type(value) in kinds) - renewed.keys()
+    if given & (known | renewed.keys()):
+        where = next((str(g.place) for g in facts.state.guards if id(g.place.read()) in given), "Python state")
+        raise refusals.COMPARES_CONTAINERS(where, where=where)
+    apart_from = (*facts.apart_from, *renewed.values())
+    return evolve(facts, one=inputs.one, apart=facts.apart | known, apart_from=apart_from)
+
+
 def other_places(
     facts: Facts, watch: Watch, inputs: Inputs, written: Sequence[Effect]
-) -> tuple[tuple[tuple[Place, Source], ...], tuple[Guard, ...]]:
-    """Where inputs live besides the place they are read from; and guards for tensors that were met, and are no
-    inputs. ``written``: what the function has written to Python state, in its backward pass, too."""
+) -> tuple[tuple[tuple[Place, Source], ...], tuple[Place, ...], tuple[Guard, ...]]:
+    """Where inputs live besides the place they are read from; where code that compares objects found tensors that are
+    no inputs, and may find others; and guards for tensors that were met, and are no inputs. ``written``: what the
+    function has written to Python state, in its backward pass, too."""
     slot_of: dict[int, Source] = {id(c.tensor): c.slot for c in facts.captured}
     slot_of |= {id(t): slot for slot, t in reversed(inputs.tensors)}
     first = {c.origin.identity for c in facts.captured if isinstance(c.origin, Place)}
@@ -60,4 +81,4 @@ def other_places(
         for how, is_one in (("one", True), ("apart", False)):
             if own := tuple(p for p, one in others if one == is_one):
                 guards.append(Guard(place, own, how))
-    return also, tuple(guards)
+    return also, tuple(place for place, t in unused if compares and id(t) in renewed), tuple(guards)

@@ -175,6 +175,11 @@ STORES_INTO_ARGUMENT = Refusal(
     "return the new container; write in place into the tensors in it, state['h'].copy_(h); or store into a dict, a"
     " list, or an object with attributes",
 )
+COMPARES_CONTAINERS = Refusal(
+    AliasContractError,
+    "the function was given a container that it reads in {0}, too, and compares objects",
+    "compare a tensor in it (a['x'] is b['x']), or a number by which the caller tells one from another",
+)
 STORES_INTO_SHARED = Refusal(
     MutationError,
     "the function stores into a container it was given, {0}, which it was given twice, or which Python state holds,"

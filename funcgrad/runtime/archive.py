@@ -161,6 +161,7 @@ def _by_itself(around: Around, tensors: Mapping[Captured, Tensor]) -> Around:
         numbers=tuple((slot, Place("item", numbers, slot.path, slot.path)) for slot, _ in facts.numbers),
         also=(),
         apart=frozenset(),
+        apart_from=(),
     )
     return evolve(around, root=None, facts=own, examples=(*_examples(around.key), *tensors.values()))
 

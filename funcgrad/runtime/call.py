@@ -77,6 +77,9 @@ def print_call(
     lines = _print_arguments(key.tree, leaf_names, constants, otherwise)
     arguments: dict[Slot, str] = {Arg(path): name for path, name in zip(key.paths, leaf_names, strict=True)}
     chains = _Chains(names)
+    lines += [f"if {own} is not {first}: {otherwise}" for own, first in facts.one.items() if own != first]
+    if len(several := [own for own, first in facts.one.items() if own == first]) > 1:
+        lines.append(f"if len({{*map(id, ({', '.join(several)}))}}) != {len(several)}: {otherwise}")
     locked = len(lines)
     constant = Constants(constants)
     for given in facts.state.into.given:
@@ -276,9 +279,12 @@ def _print_reads(
         else:
             constants[f"tensor_{name}"] = captured.tensor
             lines.append(f"{name} = tensor_{name}")
+    tensors = [*(leaf_names[slot] for slot, _, _ in facts.inputs if slot in leaf_names), *captured_names]
+    inputs = ", ".join([*tensors, *facts.one])
     if facts.apart:
-        inputs = [*(leaf_names[slot] for slot, _, _ in facts.inputs if slot in leaf_names), *captured_names]
-        lines.append(f"if not {constant(facts.apart)}.isdisjoint(map(id, [{', '.join(inputs)}])): {otherwise}")
+        lines.append(f"if not {constant(facts.apart)}.isdisjoint(map(id, [{inputs}])): {otherwise}")
+    for place in facts.apart_from if inputs else ():
+        lines.append(f"if id({place.expression(constant)}) in map(id, [{inputs}]): {otherwise}")
     return [
         *lines,
         *(

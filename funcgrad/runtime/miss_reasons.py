@@ -95,6 +95,8 @@ def differences_to(
         key = key_of(inputs, captured, program.facts)
         brought = {own.at for own in now.renewed}
         found += [difference for difference in explain(program.key, key) if difference.where not in brought]
+    if not found and program.facts.one.items() - inputs.one.items():
+        found.append(Difference("arguments", "other containers are one object than before"))
     numbers = {slot.path: now.place(place).read() for slot, place in program.facts.numbers}
     others = [slot for slot, _ in program.facts.numbers if type(numbers[slot.path]) is not slot.kind]
     found += [Difference(s.path, f"is no {s.kind.__name__} any more: {numbers[s.path]!r}", "state") for s in others]
@@ -127,7 +129,7 @@ def differences_to(
             if lead_to([tensors[slot]], [tensors[t] for t in targets])
         ]
     known = {str(slot): tensor for slot, tensor in (*inputs.tensors, *captured)}
-    return found + list(_closed_over(program, now, known))
+    return [*found, *_closed_over(program, now, known), *_one_with(program, now, known, inputs)]
 
 
 _IS_NUMBER = re.compile(r"(?!.*(%| or )).* == -?\d+(\.\d+)?$")
@@ -154,14 +156,21 @@ def _closed_over(program: Program, now: Now, tensors: Mapping[str, Tensor]) -> I
                 at = own.place if guard is was else was.place
                 is_own = any(writes_to(effect, at) for effect in program.facts.state.effects)
                 yield Difference(str(own.place), own.explain(), "state", place, is_own=is_own)
-    for name, tensor in tensors.items():
-        if id(tensor) in program.facts.apart:
-            yield Difference(
-                name, "is one object with a tensor that the function read elsewhere, and did not compute with"
-            )
     for place, slot in program.facts.also:
         if _read(now.place(place).read) is not tensors.get(str(slot)):
             yield Difference(str(place), f"is another tensor than {slot}")
+
+
+def _one_with(program: Program, now: Now, tensors: Mapping[str, Tensor], inputs: Inputs) -> Iterator[Difference]:
+    """The inputs that are one object with something that they must not be."""
+    facts, containers = program.facts, [inputs.identities.get(own) for own in program.facts.one]
+    tensors_too = [(name, id(tensor)) for name, tensor in tensors.items()]
+    for name, identity in (*tensors_too, *(("an argument", own) for own in containers)):
+        if identity in facts.apart:
+            yield Difference(name, "is one object with what the function read elsewhere, and did not compute with")
+        for place in facts.apart_from:
+            if id(_read(now.place(place).read)) == identity:
+                yield Difference(str(place), f"is one object with {name}")
 
 
 def _read(read: Callable[[], Any]) -> Any:

@@ -104,7 +104,14 @@ class Mentions:
     @property
     def compares_objects(self) -> bool:
         """Whether it may decide anything that two objects are one."""
-        return bool(self.compared) or "id" in self.globals
+        methods = {"index", "count", "remove"}  # of lists
+        return bool(self.compared) or bool(self.attributes & methods) or self.compares_identities
+
+    @property
+    def compares_identities(self) -> bool:
+        """Whether it is asked whether two objects are one, whatever they hold."""
+        by_name = {"is_", "is_not"} & (self.globals | self.attributes)
+        return "IS_OP" in self.compared or "id" in self.globals or bool(by_name)
 
 
 def together(parts: Sequence[Mentions]) -> Mentions:

@@ -31,6 +31,12 @@ def given_of(container: Container) -> Iterator[Container]:
         yield Container(attributes, container.path + ATTRIBUTES, container.variable + ATTRIBUTES)
 
 
+def with_parts(container: Container) -> Iterator[Container]:
+    """A container, and what stores into it are seen in."""
+    yield container
+    yield from (own for own in given_of(container) if own is not container)
+
+
 def is_watched(container: Container) -> bool:
     """Whether all that is stored into a container is seen: other code takes apart what is registered."""
     return any(True for _ in given_of(container))
@@ -48,7 +54,7 @@ class IntoArguments:
 
     def lines(self, constant: Constant, otherwise: str) -> Iterator[str]:
         """Python lines that run ``otherwise`` where a store would be seen in another place, too."""
-        texts = [given.variable for given in self.given]
+        texts = [given.variable for given in self.given if not isinstance(given.value, tuple)]
         if self.written and len(texts) > 1:
             yield f"if len({{*map(id, ({', '.join(texts)}))}}) != {len(texts)}: {otherwise}"
         for held, names in ((self.held, [own.variable for own in self.written]), (self.stored, texts)):

@@ -28,7 +28,7 @@ from .caches import keeps_traced
 from .code import Mentions, loads_of, mentions, together, written_by
 from .conversions import Globals, asks_types, asks_types_otherwise, converting, own_names
 from .files import hearing_of_files, version_of
-from .given import OF_ITEMS, given_of
+from .given import OF_ITEMS, with_parts
 from .guards import MISSING, Guard, Met, Place, members_said
 from .hooks import hooked_process, listening, unhook
 from .identities import Identities
@@ -237,6 +237,11 @@ class Watch(Unwatched):
         return any(code.co_exceptiontable for code in self._codes if is_user_file(code.co_filename))
 
     @property
+    def compares_identities(self) -> bool:
+        """Whether code that was reached, and is not torch's, asks whether two objects are one."""
+        return any(mentions(code).compares_identities for code in self._codes if is_user_file(code.co_filename))
+
+    @property
     def reads_past_hooks(self) -> bool:
         """Whether code that ran reads attributes where no hook hears of it, but for those of a class that says itself
         how they are read (``super().__getattribute__(name)``)."""
@@ -280,11 +285,12 @@ class Watch(Unwatched):
 
     def give(self, containers: Iterable[Container]) -> tuple[Container, ...]:
         """Look at what a run stores into the containers among its arguments, which no other run was given."""
-        given = tuple(own for container in containers for own in given_of(container))
+        given = tuple(own for container in containers for own in with_parts(container))
         self.given = {id(own.value): own.value for own in given}
-        items = (own for own in given if isinstance(own.value, OF_ITEMS))
+        once = {id(own.value): own for own in reversed(given)}.values()  # a call may bring one in several places
+        items = (own for own in once if isinstance(own.value, OF_ITEMS))
         self.given_items = [Met(own.value, copied(own.value), own.path) for own in items]
-        slots = [(own, name) for own in given for name in slots_of(type(own.value))]
+        slots = [(own, name) for own in once if not isinstance(own.value, tuple) for name in slots_of(type(own.value))]
         places = [Place("slot", own.value, name, joined(own.path, name)) for own, name in slots]
         self.given_slots = [(place, place.read()) for place in places]
         return given

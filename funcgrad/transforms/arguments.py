@@ -15,7 +15,8 @@ from ..errors import ArgumentError
 from ..options import Options
 from ..runtime.key import flatten_call, spec_of
 from ..slots import Arg
-from ..state.given import given_of
+from ..state.given import with_parts
+from ..trees import which_are_one
 from .definition import Definition, name_of
 
 
@@ -40,8 +41,9 @@ def take_apart(definition: Definition, options: Options, args: tuple[Any, ...], 
     for leaf, path in zip(leaves, paths, strict=True):
         _check(leaf, path)
     inputs = Inputs(tuple(names), tuple(leaves), tuple(map(Arg, paths)), both, static=meant)
-    watched = (own for container in inputs.containers(args, kwargs) for own in given_of(container))
-    return evolve(inputs, identities={own.variable: id(own.value) for own in watched})
+    containers = inputs.containers(args, kwargs)
+    identities = {own.variable: id(own.value) for container in containers for own in with_parts(container)}
+    return evolve(inputs, identities=identities, one=which_are_one(containers))
 
 
 def _static_by_name(definition: Definition, argnums: tuple[int, ...], n: int) -> dict[int, str]:
