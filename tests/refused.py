@@ -1215,6 +1215,7 @@ row(
 # ── Python state that is written ─────────────────────────────────────────────────────────────────────────────────
 
 STATE = types.SimpleNamespace(made=None)
+KEPT: dict[Tensor, Tensor] = {}
 MADE = [0.0]
 
 
@@ -1249,6 +1250,24 @@ row(
     fixed=stores(lambda x: x),
     where="STATE.made",
     says="stores a new lock",
+)
+row(
+    "the id of an argument is stored",
+    memory.STORES_OBJECT,
+    stores(id),
+    numbers,
+    fixed=stores(lambda x: x),
+    where="STATE.made",
+    says="tells which tensor it was given",
+)
+row(
+    "an argument is stored as a key",
+    memory.STORES_OBJECT,
+    lambda x: KEPT.setdefault(x, x * 2),
+    numbers,
+    fixed=stores(lambda x: x),
+    where="KEPT",
+    says="a key that tells which tensor it was given",
 )
 row(
     "a parameter it makes in each call is stored, and used",

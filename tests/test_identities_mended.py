@@ -1,7 +1,9 @@
 """Which object is which, and what keys are: over several calls, a compiled function does what it does eagerly."""
 
+import collections
 import copy
 import dataclasses
+import functools
 import operator
 from types import SimpleNamespace
 
@@ -233,3 +235,67 @@ def test_an_argument_that_python_state_holds_is_not_compared_with_it(container):
     assert s.n == 2
     assert s.last is other
     assert f(one).tolist() == [3.0, 3.0]
+
+
+def _types(value):
+    """A value with the types of what is in it."""
+    if isinstance(value, dict):
+        return [(_types(k), _types(v)) for k, v in value.items()]
+    if isinstance(value, (list, tuple, frozenset)):
+        return type(value), [*map(_types, value)]
+    return type(value), value if not isinstance(value, torch.Tensor) else value.tolist()
+
+
+def _stores_key(s, x, lr):
+    s.c[lr] = x.sum().item()
+
+
+def _stores_tuple(s, x, lr):
+    s.c[lr, "a"] = s.c[frozenset([lr])] = s.c[((lr,), 1)] = 1
+
+
+def _stores_nested(s, x, lr):
+    s.c["a"] = {lr: 1, (lr, 2): [{lr: x * lr}]}
+
+
+def _stores_ordered(s, x, lr):
+    s.c["a"] = collections.OrderedDict({lr: 1})
+    s.c["b"] = collections.defaultdict(list, {lr: 1})
+
+
+def _stores_in_object(s, x, lr):
+    s.c["a"] = SimpleNamespace(d={lr: 1}).d
+
+
+def _stores_what_is_read(s, x, lr):
+    s.c[(x * lr).sum().item()] = 1
+
+
+def _stores_sizes(s, x, lr):
+    s.c[x.shape] = s.c[x.shape[0]] = s.c[x.shape[0] / 2] = 1
+
+
+def _counts_keys(s, x, lr):
+    s.n += 1
+    s.c[s.n] = lr
+
+
+def _stores_sets(s, x, lr):
+    s.c["a"] = frozenset([lr])
+    s.c["b"] = slice(0, lr)
+
+
+KEYS = [
+    _stores_key, _stores_tuple, _stores_nested, _stores_ordered, _stores_in_object, _stores_what_is_read,
+    _stores_sizes, _counts_keys, _stores_sets,
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::funcgrad.RecompileWarning")
+@pytest.mark.parametrize("stores", KEYS)
+def test_keys_are_plain_numbers(stores):
+    def make():
+        s = SimpleNamespace(c={}, n=0)
+        return functools.partial(stores, s), lambda: _types(s.c)
+
+    compare(make, [(torch.ones(n), lr) for n, lr in ((2, 0.0), (2, 0.5), (3, 0.25), (4, 0.75), (5, 0.75))])

@@ -457,7 +457,9 @@ class Trace(Recorder):
         # what is looked at to compare it (keys of dicts may be tensors), the function has not read
         with listening(None), without_function_modes():
             said, shown = self.watch.said, self.texts.shown
-            return Written(self.watch, said, lambda t: reals.get(id(t), t), self.varying, self.printed, shown)
+            return Written(
+                self.watch, said, lambda t: reals.get(id(t), t), self.varying, self.printed, shown, self.inputs
+            )
 
     def text_of(self, tensor: Tensor, how: str | None = None) -> str | None:
         known = None if is_bare_functional(tensor) else self.operand(tensor)

@@ -129,6 +129,21 @@ def keys_of(container: dict[Any, Any]) -> list[Any]:
     return list(OrderedDict.__iter__(container) if isinstance(container, OrderedDict) else dict.__iter__(container))
 
 
+def plain_key(key: Any) -> Any:
+    """A key of a dict (or a list of them), with its value in the place of a symbol, of which that was asked."""
+    if isinstance(key, (torch.SymInt, torch.SymFloat)):
+        return (int if isinstance(key, torch.SymInt) else float)(key)
+    if isinstance(key, slice):
+        return slice(*map(plain_key, (key.start, key.stop, key.step)))
+    if type(key) not in (list, frozenset) and not isinstance(key, tuple):
+        return key
+    made = [plain_key(inner) for inner in key]
+    if all(map(operator.is_, key, made)):
+        return key
+    own = type(key)
+    return own(made) if own in (list, frozenset, torch.Size) else tuple.__new__(own, made)
+
+
 def says_what_it_holds(container: Any) -> bool:
     return not isinstance(container, dict) or type(container) in (dict, OrderedDict, defaultdict)
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from attrs import evolve
 from torch import Tensor
 
 from .. import refusals
@@ -30,7 +31,7 @@ from ..errors import ContainerError
 from ..slots import Stored
 from ..subclasses import is_traced
 from ..torch_private.tensors import is_transform_wrapper, unwrap_transform
-from ..trees import LEAF, flatten
+from ..trees import LEAF, Leaf, Tree, flatten
 from .buffers import added, held_by, is_buffer
 from .builtin_methods import call
 from .caches import keeps_traced
@@ -44,7 +45,7 @@ from .output import Log, Print, Printed, effects_of
 from .renamed import original
 from .settings import Setting
 from .shown import ShownValue, numbers_in
-from .values import PLAIN, TORCH_PLAIN, keys_of, same
+from .values import PLAIN, TORCH_PLAIN, keys_of, plain_key, same
 from .warned import Warn
 from .watch import Watch
 
@@ -81,7 +82,7 @@ class Written:
 
     ``known``: maps a tensor of the trace to the real one it stands for, if that is what a place held before.
     ``varying``: the stores of numbers that are others in other calls. ``printed``: what it printed, and
-    the tensors and numbers in it, ``shown``.
+    the tensors and numbers in it, ``shown``. ``inputs``: the identities of what stands for tensors that it is given.
     """
 
     def __init__(
@@ -92,8 +93,10 @@ class Written:
         varying: Collection[str] = (),
         printed: Sequence[Printed] = (),
         shown: Sequence[ShownValue] = (),
+        inputs: Collection[int] = (),
     ) -> None:
         self._watch, self._said, self._known, self._varying = watch, said, known, varying
+        self._inputs = inputs
         self.effects: list[Effect] = []
         self.stores: dict[Stored, Any] = {}
         self.firsts = set[Stored]()
@@ -188,8 +191,10 @@ class Written:
                     self._back.append(lambda key=key: container.__setitem__(key, before[key]))  # type: ignore[misc]
                     continue
                 name = joined(met.name, str(key)) if met.of is not None else item_name(met.name, key)
+                if key not in before and self._tells_input(key):
+                    self._refused.append((met.name, "a key that tells which tensor it was given"))
                 self._place(
-                    Place("item", container, key, name),
+                    Place("item", container, plain_key(key), name),
                     before.get(key, MISSING),
                     dict.get(container, key, MISSING),
                     met.of,
@@ -347,7 +352,7 @@ class Written:
         values may be equal now. A weak reference to what the run made, and nobody keeps, is none."""
         was_none = before is None or before is MISSING or isinstance(before, weakref.ReferenceType)
         if isinstance(now, weakref.ReferenceType) and was_none and now is not before:
-            return not self._watch.knows(now())
+            return not (self._watch.knows(now()) or self._tells_input(now))
         if identity in self._watch.stand_ins:
             return any(now is stand_in for stand_in in self._watch.stand_ins[identity])
         return now is before or (isinstance(now, Tensor) and self._known(now) is before)
@@ -372,6 +377,7 @@ class Written:
             return None
         found: list[Any] = []
         for leaf, path in zip(leaves, paths, strict=True):
+            leaf = plain_key(leaf) if isinstance(leaf, (frozenset, slice)) else leaf
             if isinstance(leaf, Tensor) and is_transform_wrapper(leaf) and is_traced(unwrap_transform(leaf)):
                 self._refused.append((path, "a tensor of a transform of torch.func that has ended by then"))
                 return None
@@ -386,9 +392,10 @@ class Written:
             elif (made := self._object(leaf, path)) is not None:
                 found.append(made)
             else:
-                self._refused.append((path, f"a new {type(leaf).__name__}"))
+                of_input = "what tells which tensor it was given" if self._tells_input(leaf) else None
+                self._refused.append((path, of_input or f"a new {type(leaf).__name__}"))
                 return None
-        return New(tree, tuple(found))
+        return New(_with_plain_keys(tree), tuple(found))
 
     def _slot(self, path: str) -> Stored:
         """A slot of its own: two keys of a dict, and two objects, may read alike."""
@@ -450,8 +457,16 @@ class Written:
                 made.inside = self._new(held, path)
         return made
 
+    def _tells_input(self, value: Any) -> bool:
+        """Whether a value says which object a tensor is that the function was given: one that stands for it, in a
+        trace."""
+        of = value() if isinstance(value, weakref.ReferenceType) else value
+        return (value if type(value) is int else id(of)) in self._inputs
+
     def _is_kept(self, value: Any) -> bool:
         """Whether a value is stored as it is."""
+        if self._tells_input(value):
+            return False
         if isinstance(value, types.MethodType):
             return self._watch.knows(value.__self__) and self._watch.knows(value.__func__)
         if isinstance(value, types.FunctionType) and is_lasting(value):
@@ -463,6 +478,14 @@ class Written:
     def _is_kept_inside(self, value: Any) -> bool:
         """The same of a value in a container that is no tree: there, None is no container of nothing."""
         return value is None or self._is_kept(value)
+
+
+def _with_plain_keys(tree: Tree) -> Tree:
+    """A structure in which no symbol is a key."""
+    if isinstance(tree, Leaf):
+        return tree
+    children = tuple(map(_with_plain_keys, tree.children))
+    return evolve(tree, context=plain_key(tree.context), children=children)
 
 
 def _in_order(container: dict[Any, Any], before: Mapping[Any, Any]) -> None:
