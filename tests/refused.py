@@ -1215,7 +1215,7 @@ row(
 # ── Python state that is written ─────────────────────────────────────────────────────────────────────────────────
 
 STATE = types.SimpleNamespace(made=None)
-KEPT: dict[Tensor, Tensor] = {}
+BY_TENSOR: dict[Tensor, Tensor] = {}
 MADE = [0.0]
 
 
@@ -1263,10 +1263,10 @@ row(
 row(
     "an argument is stored as a key",
     memory.STORES_OBJECT,
-    lambda x: KEPT.setdefault(x, x * 2),
+    lambda x: BY_TENSOR.setdefault(x, x * 2),
     numbers,
     fixed=stores(lambda x: x),
-    where="KEPT",
+    where="BY_TENSOR",
     says="a key that tells which tensor it was given",
 )
 row(

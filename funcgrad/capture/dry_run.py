@@ -167,11 +167,7 @@ class DryRun:
         trace.inputs = set(trace.reals)
         raised: BaseException | None = None
         try:
-            with (
-                self.watch,
-                torch.set_grad_enabled(self._grad),
-                trace.lifter,
-            ):
+            with self.watch, torch.set_grad_enabled(self._grad), trace.lifter:
                 result = function(*args, **kwargs)
                 grad_mode = torch.is_grad_enabled()
             for handle in self._handles:
@@ -231,8 +227,7 @@ class DryRun:
         # write to one
         writes = facts.differentiable and facts.state.writes_to_brought
         brought = Brought() if self._splits and (late or writes) else facts.state.brought
-        state = evolve(facts.state, guards=guards, late=late, brought=brought)
-        return evolve(facts, state=state)
+        return evolve(facts, state=evolve(facts.state, guards=guards, late=late, brought=brought))
 
     def _take_written(self, grad_mode: bool) -> None:
         """What the function has written to Python state, and in which grad mode it has ended."""

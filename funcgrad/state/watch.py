@@ -237,11 +237,6 @@ class Watch(Unwatched):
         return any(code.co_exceptiontable for code in self._codes if is_user_file(code.co_filename))
 
     @property
-    def compares_identities(self) -> bool:
-        """Whether code that was reached, and is not torch's, asks whether two objects are one."""
-        return any(mentions(code).compares_identities for code in self._codes if is_user_file(code.co_filename))
-
-    @property
     def reads_past_hooks(self) -> bool:
         """Whether code that ran reads attributes where no hook hears of it, but for those of a class that says itself
         how they are read (``super().__getattribute__(name)``)."""
