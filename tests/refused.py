@@ -454,6 +454,30 @@ row(
     fixed_args=lambda: (*numbers(), "2.50"),
     options=NO_READS,
 )
+row(
+    "if, in a branch",
+    tracing.VALUE_KNOWN_LATER,
+    lambda x: torch.cond(x.sum() > 0, branches, torch.neg, (x,)),
+    numbers,
+    fixed=lambda x: torch.cond(x.sum() > 0, chooses, torch.neg, (x,)),
+)
+STEP = fg.opaque(lambda x: x * 2, like=lambda x: x)
+row(
+    "a distribution of what an opaque call computes",
+    tracing.VALUE_OF_CALLBACK,
+    lambda x: torch.distributions.Normal(STEP(x), 1.0, validate_args=True).log_prob(x),
+    numbers,
+    fixed=lambda x: torch.distributions.Normal(STEP(x), 1.0, validate_args=False).log_prob(x),
+    says="a value that callback computes",
+)
+row(
+    "a mask of what an opaque call computes",
+    tracing.SIZE_OF_CALLBACK,
+    lambda x: x[STEP(x) > 0].sum(),
+    numbers,
+    fixed=lambda x, doubled: x[doubled > 0].sum(),
+    fixed_args=lambda: (*numbers(), STEP(*numbers())),
+)
 row("numpy()", tracing.ASKED_FOR_ARRAY, lambda x: x * np.max(x.numpy()), numbers, fixed=lambda x: x * x.max())
 row(
     "the size of a storage",
@@ -718,6 +742,14 @@ row(
     fixed=lambda x, k: x * k,
     fixed_args=lambda: (*numbers(), 0.25),
     where="NUMPY",
+)
+row(
+    "random.seed()",
+    random_numbers.SEEDS_ELSEWHERE,
+    lambda x: (random.seed(3), x * 2)[1],
+    numbers,
+    fixed=lambda x: x * 2,
+    where="random",
 )
 row(
     "an iterator",

@@ -128,7 +128,8 @@ class _Passes:
         outs, told = dict[Slot, Any](), self.passages.told
 
         def keep(error: Exception) -> None:
-            found = named_error(error) or error
+            reads = self.trace.reads
+            found = named_error(error, reads.allowed, reads.callback) or error
             found.__cause__ = found.__context__ = None  # their frames hold the trace
             told.traced[absent] = found.with_traceback(None)
 

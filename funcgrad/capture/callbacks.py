@@ -94,6 +94,7 @@ class Callback:
                 traced=self._on_traced,
                 takes_none=self.takes_none,
             )
+        trace.reads.tape.called_back(self.name, values)
         return functional(trace, values)
 
     def _on_flat(self, *values: Any) -> list[Tensor]:

@@ -21,7 +21,6 @@ from ..state.caches import require_kept_by_none
 from ..state.effects import same_effects
 from ..state.given import into_arguments
 from ..state.hooks import listening
-from ..state.impure import refuse_draw
 from ..state.late import Late
 from ..state.renewed import Brought
 from ..state.restart import Known, Restart
@@ -199,8 +198,8 @@ class DryRun:
             raised = None  # its frames hold this one
             self.watch.take_numbers_back()
         require_none_hidden(leaves_given, paths_given)
-        if drawn:
-            raise refuse_draw(drawn[0])
+        if drawn is not None:
+            raise drawn
         self.watch.require_noted()
         if trace.symbols.floats.names and self.watch.asks_types:
             raise NotSymbolicError("the function asks for types, and that of a symbol is another than that of a number")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .. import refusals
-from ..errors import FuncgradError
+from ..errors import DataDependentControlFlowError, DataDependentShapeError, FuncgradError
 from ..state.hooks import module_of
 from ..state.lines import user_line
 from ..torch_private.fakes import VIEW_WILL_NOT_DO, DataDependentOutputException, DynamicOutputShapeException
@@ -35,8 +35,20 @@ _NO_MEMORY = ("its data is not allocated yet", "Cannot access data pointer of Te
 """What PyTorch says where a tensor without memory is asked for it."""
 
 
-def named_error(error: Exception) -> FuncgradError | None:
-    """The funcgrad error for an exception that tracing caused, or None for the function's own errors."""
+def named_error(error: Exception, may_read: bool = False, callback: str | None = None) -> FuncgradError | None:
+    """The funcgrad error for an exception that tracing caused, or None for the function's own errors. ``may_read``:
+    whether values may be read that are known. ``callback``: see ``Reads``."""
+    named = _named(error)
+    if callback is not None and isinstance(named, DataDependentShapeError):
+        return refusals.SIZE_OF_CALLBACK(callback, where=named.where)
+    if callback is not None and isinstance(named, DataDependentControlFlowError):
+        return refusals.VALUE_OF_CALLBACK(callback, where=named.where)
+    if may_read and named is not None and named.refusal is refusals.ASKED_FOR_VALUE:
+        return refusals.VALUE_KNOWN_LATER(where=named.where)
+    return named
+
+
+def _named(error: Exception) -> FuncgradError | None:
     where = user_line_of(error)
     text = str(error)
     if isinstance(error, (DataDependentOutputException, GuardOnDataDependentSymNode)) or any(

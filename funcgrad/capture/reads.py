@@ -117,6 +117,8 @@ class Reads:
         """What was read where there are symbols in it."""
         self._as_sizes: dict[str, Any] = {}
         self._found: dict[int, tuple[Any, Sequence[Tensor]]] = {}
+        self.callback: str | None = None
+        """The Python that no trace sees which computes what was asked for last, where nobody knew that."""
 
     def release(self) -> None:
         """The run is over: let go of what was noted."""
@@ -136,6 +138,7 @@ class Reads:
             return self.tape.constant(op, args, kwargs) if number is None else seen(number)
         value = self._read(lambda: self._now(op, args, kwargs), [args, kwargs], is_item)
         if value is NotImplemented:
+            self.callback = self.tape.callback_below([args, kwargs])
             raise DataDependentOutputException(op)
         if isinstance(value, AnyNumber):
             return self._symbol(args[0], value.now)
@@ -242,6 +245,7 @@ class Reads:
             return self.tape.constant(torch.clone, [fake], {})  # type: ignore[no-any-return]
         found = self._read(lambda: self.tape.now(Tensor.tolist, [fake], {}), fake) if reads else NotImplemented
         if found is NotImplemented:
+            self.callback = self.tape.callback_below(fake) if reads else None
             return None
         self._expect(self._node(fake), found)
         with without_modes(), without_function_modes(), outside_transforms():
@@ -320,6 +324,7 @@ class Reads:
         except UnknownValue:
             real = None
         if real is None:
+            self.callback = self.tape.callback_below([args, kwargs])
             raise DynamicOutputShapeException(op)
         shapes = self._read(lambda: self._shapes_now(op, real), [args, kwargs], has_numbers=True)
         now = numbers_replaced(lambda number, size: size if number.now is None else number.now, shapes, shapes_of(real))

@@ -84,11 +84,21 @@ class Tape:
         self._given: list[Tensor] = []
         self._draws: list[_Call] = []
         self._own: OwnDraws | None = None
+        self._callbacks: dict[int, str] = {}
 
     def give(self, fake: Tensor, real: Tensor) -> None:
         """A fake stands for a tensor of this call's."""
         self._given.append(fake)  # so that its id stays its own
         self._now[id(fake)] = real
+
+    def called_back(self, name: str, fakes: Sequence[Tensor]) -> None:
+        """Python that no trace sees computes these, when the program runs."""
+        self._given += fakes
+        self._callbacks.update((id(fake), name) for fake in fakes)
+
+    def callback_below(self, value: Any) -> str | None:
+        """The name of such Python that fakes are computed of, where one is."""
+        return next((self._callbacks[id(v)] for v in self._below(value, self._now) if id(v) in self._callbacks), None)
 
     def forget(self, value: Any) -> None:
         """From now on these fakes stand for what is given, or chosen, when the program runs."""

@@ -434,7 +434,8 @@ class Trace(Recorder):
             self.draws.require_settled()
             return result
         except Exception as error:
-            named = error if isinstance(error, (FuncgradError, NotSymbolicError)) else named_error(error)
+            is_named = isinstance(error, (FuncgradError, NotSymbolicError))
+            named = error if is_named else named_error(error, self.reads.allowed, self.reads.callback)
             if named is None and isinstance(self.refused, FuncgradError):  # C++ made another error of it
                 named = self.refused
             if self.symbols and not isinstance(named, (GraphError, NotSymbolicError)) and not is_defect(error):

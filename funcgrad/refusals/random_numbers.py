@@ -23,6 +23,11 @@ DRAWS_ELSEWHERE = Refusal(
     "the function draws from {0}: the number would be the same on each call",
     "draw with torch (torch.rand(()), torch.randint), or draw outside and pass the number as an argument",
 )
+SEEDS_ELSEWHERE = Refusal(
+    ImpureFunctionError,
+    "the function seeds {0}, or sets its state, which no program does on each call",
+    "seed outside, before the call; of what is drawn in the function, torch.manual_seed(n) seeds torch's numbers",
+)
 DRAW_TOO_WIDE = Refusal(UnsupportedTransformError, "a draw of whole numbers from {0} to {1}", 'rng="eager"')
 NORMAL_WITH_GAPS = Refusal(
     UnsupportedTransformError,

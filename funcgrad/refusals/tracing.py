@@ -146,6 +146,26 @@ ASKED_FOR_VALUE = Refusal(
     "write `torch.where(condition, a, b)` for a choice between values, `torch.cond(condition, f, g, (x,))` for a "
     'choice between computations, or pass the value as a Python argument; or leave out reads="error"',
 )
+VALUE_KNOWN_LATER = evolve(
+    ASKED_FOR_VALUE,
+    fix="write `torch.where(condition, a, b)` for a choice between values, `torch.cond(condition, f, g, (x,))` for a "
+    "choice between computations, or read the value before, of a tensor that the call is given",
+)
+VALUE_OF_CALLBACK = Refusal(
+    DataDependentControlFlowError,
+    "the function asks for a value that {0} computes (fg.opaque, fg.pure_callback), which is known only when the "
+    "program runs",
+    "call {0} outside of the function, and pass what it returns as an argument; or read the value in {0}; or write "
+    "`torch.where(condition, a, b)` or `torch.cond(condition, f, g, (x,))`; where a distribution checks its arguments, "
+    "validate_args=False",
+)
+SIZE_OF_CALLBACK = Refusal(
+    DataDependentShapeError,
+    "the size of a result depends on a value that {0} computes (fg.opaque, fg.pure_callback), which is known only when "
+    "the program runs",
+    "call {0} outside of the function, and pass what it returns as an argument; or use a form of fixed size: "
+    "torch.where(mask, x, 0) for x[mask]",
+)
 ASKED_FOR_ARRAY = Refusal(
     DataDependentControlFlowError,
     "the function asked for the values of a tensor as a NumPy array, which are not known while it is traced",

@@ -22,7 +22,7 @@ from attrs import frozen
 from .. import refusals
 from ..errors import ImpureFunctionError, UnwatchedStateWarning
 from .code import Mentions
-from .guards import Place
+from .guards import MISSING, Place
 from .lines import warn
 
 _CLOCKS: Mapping[Any, frozenset[str]] = {
@@ -41,6 +41,10 @@ _CLOCK_FUNCTIONS = {
     id(getattr(owner, name)): f"{owner.__name__}.{name}" for owner, names in _CLOCKS.items() for name in names
 }
 GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
+_LENGTH = 624
+"""Of the state of a Mersenne Twister: where one stands that was seeded."""
+_SEEDS = ("seed", "setstate", "set_state")
+_SEEDING = {id(getattr(module, name)) for module in (random, np.random) for name in _SEEDS if hasattr(module, name)}
 
 
 @frozen(eq=False)
@@ -66,6 +70,12 @@ class Generator:
 
     def has_drawn(self) -> bool:
         return repr(self.state()) != repr(self.before)
+
+    def is_fresh(self) -> bool:
+        """Whether nothing was drawn since it was seeded: seeding it so once more, a function leaves it as it was."""
+        state = self.before
+        at = state["state"].get("pos") if isinstance(state, dict) else state[1][-1] if isinstance(state, tuple) else 0
+        return bool(at == _LENGTH)
 
 
 def global_generators() -> tuple[tuple[frozenset[str], Generator], ...]:
@@ -94,8 +104,28 @@ def put_back(
     return drawn
 
 
-def refuse_draw(generator: Generator) -> ImpureFunctionError:
-    return refusals.DRAWS_ELSEWHERE(generator.name, where=generator.name)
+def refuse_draw(generator: Generator, functions: Collection[types.FunctionType]) -> ImpureFunctionError:
+    """For a generator that is in another state after these functions have run."""
+    refused = refusals.SEEDS_ELSEWHERE if any(seeds(f, variables=True) for f in functions) else refusals.DRAWS_ELSEWHERE
+    return refused(generator.name, where=generator.name)
+
+
+def seeds(function: types.FunctionType, variables: bool = False) -> bool:
+    """Whether a function may seed a generator of Python's or NumPy's, or set its state: one that it names, or
+    ``variables``, too."""
+    owner: Any = None
+    for step in dis.get_instructions(function.__code__):
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            owner = function.__globals__.get(step.argval, MISSING)
+        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            if step.argval in _SEEDS and (isinstance(owner, GENERATORS) or (variables and owner is None)):
+                return True
+            owner = getattr(owner, step.argval, MISSING) if isinstance(owner, types.ModuleType) else MISSING
+        elif step.opname.startswith("LOAD"):
+            owner = None
+        if id(owner) in _SEEDING:
+            return True
+    return False
 
 
 def _mentions(names: frozenset[str], said: Mentions, functions: Collection[types.FunctionType]) -> bool:

@@ -15,7 +15,7 @@ import torch
 from ..errors import UnwatchedStateWarning
 from .assumed import Assumed
 from .code import Mentions, builtins_in, mentions, together
-from .impure import warn_of_clocks
+from .impure import seeds, warn_of_clocks
 from .lines import is_user_file, warn
 from .names import taken_apart
 from .reached import CONTAINERS
@@ -71,12 +71,19 @@ class Unwatched(Assumed):
         for what in sorted(self.outside):
             _warn_once(self._root, what)
         warn_of_clocks(ran)
+        generators = (*self._generators, *(generator for _, generator in self._of_everybody))
+        for function in filter(seeds, ran if any(g.is_fresh() for g in generators) else ()):
+            _warn_once(self._root, _SEEDS.format(function.__name__))
         for function in ran:
             for name in builtins_in(mentions(original(function.__code__)).unseen, function.__globals__):
                 _warn_once(self._root, _CALLS.format(name))
 
 
 _AS_TRACED = "what it reads by it cannot be watched, and is as it was when it was traced"
+_SEEDS = (
+    "{} may seed a generator of Python's or NumPy's, one of which has drawn nothing since it was seeded, so that "
+    "nobody sees whether it is seeded once more: the program does not seed; seed outside"
+)
 _CALLS = f"the function calls {{}}(): {_AS_TRACED}"
 _UNHEARD: dict[str, tuple[type, ...]] = {
     "is_set": (threading.Event,),

@@ -21,6 +21,7 @@ import torch
 from attrs import evolve
 from torch import SymFloat, SymInt, Tensor
 
+from ..errors import ImpureFunctionError
 from ..inside import having
 from ..trees import Container
 from .buffers import holds_now
@@ -32,7 +33,7 @@ from .given import OF_ITEMS, with_parts
 from .guards import MISSING, Guard, Met, Place, members_said
 from .hooks import hooked_process, listening, unhook
 from .identities import Identities
-from .impure import Generator, asks_clock, levels_of, put_back
+from .impure import asks_clock, levels_of, put_back, refuse_draw
 from .lines import Lines, is_user_file
 from .names import (
     LIBRARIES,
@@ -209,9 +210,10 @@ class Watch(Unwatched):
             if cache.was_filled:
                 cache.function.cache_clear()
 
-    def put_draws_back(self) -> list[Generator]:
-        """The generators that are not torch's and have drawn, as they were before."""
-        return put_back(self._generators, self._of_everybody, self.said, self._codes.values())
+    def put_draws_back(self) -> ImpureFunctionError | None:
+        """Generators that are not torch's are as they were before; what refuses one that has drawn, or was seeded."""
+        drawn = put_back(self._generators, self._of_everybody, self.said, self._codes.values())
+        return refuse_draw(drawn[0], [self._codes[code] for code in self._what_ran]) if drawn else None
 
     @property
     def guards(self) -> tuple[Guard, ...]:
