@@ -434,12 +434,31 @@ def test_filters_of_warnings_are_set_in_each_call() -> None:
                 warnings.warn("as it was set", UserWarning, stacklevel=1)
 
 
+LOGGER, HANDLER, LOGS = logging.getLogger("funcgrad.tests.own"), logging.NullHandler(), logging.Filter("funcgrad")
+
+
+def disables(v):
+    logging.getLogger("funcgrad.tests.own").disabled = v
+
+
 SET_BY_CALLS = {
     "level of a logger": (
         lambda v: logging.getLogger("funcgrad.tests.set").setLevel(10 if v else 40),
         lambda: [
             logging.getLogger(name).isEnabledFor(20) for name in ("funcgrad.tests.set", "funcgrad.tests.set.below")
         ],
+    ),
+    "propagate": (lambda v: setattr(LOGGER, "propagate", v), lambda: LOGGER.propagate),
+    "disabled": (disables, lambda: LOGGER.disabled),
+    "handlers": (lambda v: (LOGGER.addHandler if v else LOGGER.removeHandler)(HANDLER), lambda: LOGGER.handlers[:]),
+    "filters": (lambda v: (LOGGER.addFilter if v else LOGGER.removeFilter)(LOGS), lambda: LOGGER.filters[:]),
+    "arguments of distributions": (
+        lambda v: torch.distributions.Normal.set_default_validate_args(v),
+        lambda: torch.distributions.Distribution._validate_args,
+    ),
+    "attribute of a class of torch's": (
+        lambda v: setattr(torch.nn.Linear, "own_of_test", v),
+        lambda: torch.nn.Linear.own_of_test,
     ),
     "logging.disable": (lambda v: logging.disable(10 if v else 0), lambda: logging.root.manager.disable),
     "gc.set_threshold": (lambda v: gc.set_threshold(600 if v else 700, 10, 10), gc.get_threshold),

@@ -34,6 +34,7 @@ class Listener(Protocol):
     def asked_identity(self, of: Any) -> None: ...
     def asked_level(self, logger: logging.Logger) -> None: ...
     def sets_level(self, logger: logging.Logger) -> None: ...
+    def sets_up(self, logger: logging.Filterer, name: str) -> None: ...
     def looked_into(self, path: str) -> None: ...
     def done_outside(self, what: str) -> None: ...
 
@@ -138,12 +139,22 @@ def _is_torch(frame: Any) -> bool:
     return str(frame.f_globals.get("__name__")).partition(".")[0] in ("torch", "funcgrad")
 
 
+def _sets_attribute(listener: Listener, logger: logging.Logger, name: str) -> None:
+    if name in ("propagate", "disabled"):
+        listener.sets_up(logger, name)
+
+
 _Environment: Any = type(os.environ)
 _HEARD: tuple[tuple[Any, str, Callable[[Listener, Any, Any], None]], ...] = (
     (_Environment, "__getitem__", lambda listener, variables, key: listener.environment(variables, key)),
     # it may leave it as it was
     (_Environment, "__setitem__", lambda listener, variables, key: listener.environment(variables, key)),
     (logging.Logger, "setLevel", lambda listener, logger, _: listener.sets_level(logger)),
+    (logging.Logger, "addHandler", lambda listener, logger, _: listener.sets_up(logger, "handlers")),
+    (logging.Logger, "removeHandler", lambda listener, logger, _: listener.sets_up(logger, "handlers")),
+    (logging.Filterer, "addFilter", lambda listener, logger, _: listener.sets_up(logger, "filters")),
+    (logging.Filterer, "removeFilter", lambda listener, logger, _: listener.sets_up(logger, "filters")),
+    (logging.Logger, "__setattr__", _sets_attribute),
     (logging.Logger, "isEnabledFor", lambda listener, logger, _: listener.asked_level(logger)),
     (logging.Logger, "getEffectiveLevel", lambda listener, logger, _: listener.asked_level(logger)),
 )
@@ -153,7 +164,7 @@ _HEARD: tuple[tuple[Any, str, Callable[[Listener, Any, Any], None]], ...] = (
 def hooked_process() -> Iterator[None]:
     """Inside, reads of environment variables, and of what loggers let pass, are told, too; and writes of these,
     before they happen."""
-    originals = [getattr(kind, name) for kind, name, _ in _HEARD]
+    originals = [(getattr(kind, name), name in vars(kind)) for kind, name, _ in _HEARD]
 
     def told(original: Callable[..., Any], tell: Callable[[Listener, Any, Any], None]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -165,8 +176,11 @@ def hooked_process() -> Iterator[None]:
 
         return call
 
-    for (kind, name, tell), original in zip(_HEARD, originals, strict=True):
+    for (kind, name, tell), (original, _) in zip(_HEARD, originals, strict=True):
         setattr(kind, name, told(original, tell))
     yield
-    for (kind, name, _), original in zip(_HEARD, originals, strict=True):
-        setattr(kind, name, original)
+    for (kind, name, _), (original, is_own) in zip(_HEARD, originals, strict=True):
+        if is_own:
+            setattr(kind, name, original)
+        else:
+            delattr(kind, name)

@@ -211,6 +211,7 @@ class Mentioned(Reached):
                     self.see(value, called)
             if isinstance(value, type) and is_library(value):  # nn.Linear.forward(module, x)
                 self._library_class(value, names[-1:])
+                self._may_be_given(value, said.assigned | (said.strings if said.set_by_name else set()))
         self._library_class(Tensor, _put_on_tensors(said.attributes))
 
     def _settings(self, function: types.FunctionType, said: Mentions) -> None:
@@ -221,6 +222,8 @@ class Mentioned(Reached):
                 owner, called = value, joined(called, name)
                 self._setting(flag_of(owner, name, called))
                 value = vars(owner).get(name) if _is_module_of_library(owner) else None
+                if isinstance(owner, type) and is_library(owner):
+                    value = getattr(found_on(owner, name)[1], "__func__", None)
             for setting in settings_of(value):
                 self._setting(setting)
             if keeps_flags(value):
@@ -265,6 +268,13 @@ class Mentioned(Reached):
                     self._value(place, defined)
                 else:
                     self._guard(Guard.of(place, defined))
+
+    def _may_be_given(self, kind: type, names: Iterable[str]) -> None:
+        """Attributes that code may give a class of a library: ``Normal.has_rsample = False``."""
+        for name in names:
+            if not name.startswith("__"):
+                place = Place("class", kind, name, f"{kind.__name__}.{name}")
+                self.slots.setdefault((id(kind), name), (place, place.read()))
 
     def _loaded(self, said: Mentions, called: str, own: bool) -> None:
         """``sys.modules``: of these, those that are named."""

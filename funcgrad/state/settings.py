@@ -23,7 +23,9 @@ import attrs
 import numpy as np
 import torch
 import torch.distributed
+from torch.distributions import Distribution
 
+from ..torch_private.distributions import checks_arguments
 from ..torch_private.texts import print_options, set_print_options
 from .guards import Place
 from .hooks import module_of
@@ -188,6 +190,7 @@ SETTINGS = (
     Setting("torch.is_anomaly_check_nan_enabled()", torch.is_anomaly_check_nan_enabled, _set_checks, _ANOMALY),
     Setting("torch.set_flush_denormal", _flushes_denormals, torch.set_flush_denormal),
     Setting("torch.set_printoptions", print_options, set_print_options, (torch.set_printoptions,)),
+    Setting("Distribution.set_default_validate_args", checks_arguments, Distribution.set_default_validate_args),
     Setting("sys.getrecursionlimit()", sys.getrecursionlimit, sys.setrecursionlimit),
     Setting("sys.getswitchinterval()", sys.getswitchinterval, sys.setswitchinterval),
     Setting("gc.isenabled()", gc.isenabled, _set_collector, (gc.enable, gc.disable)),

@@ -443,6 +443,17 @@ class Watch(Unwatched):
         with listening(None):
             self._setting(level_of(logger))
 
+    def sets_up(self, logger: logging.Filterer, name: str) -> None:
+        """What a logger does with records is about to be set."""
+        with listening(None):
+            place = Place("item", vars(logger), name, f"{type(logger).__name__}.{name}")
+            if isinstance(held := place.read(), list):
+                self._container(held, place.name)
+                self._guard(Guard.contents(held, list(held), place.name))
+            else:
+                self.slots.setdefault((id(logger), name), (place, held))
+                self._guard(Guard.of(place, held))
+
     def looked_into(self, path: str) -> None:
         """A file was read, or asked for what it is."""
         version = self._versions.setdefault(path, version_of(path))
