@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .buffers import is_buffer
 from .caches import entries_of, results_of
-from .code import Mentions, Use, mentions, together
+from .code import ANY, Mentions, Use, mentions, together
 from .guards import MISSING, Guard, Met, Place
 from .hooks import can_be_hooked
 from .impure import is_iterator, refuse_iterator
@@ -32,8 +32,8 @@ from .names import (
     item_name,
     item_of,
     joined,
+    only_grows,
     taken_apart,
-    uses_of,
 )
 from .reached import CONTAINERS
 from .values import holds_symbols, holds_tensors, is_plain, shape_of
@@ -88,7 +88,6 @@ class Assumed(Mentioned):
         said = self.said
         for key in [key for key, guard in self._guards.items() if not guard.holds()]:  # read after it was written
             del self._guards[key]
-        self._guard_no_items_of_logs()
         for cache in self.caches if "cache_clear" not in said.attributes else ():
             self._guard_cache(cache.function, cache.name)
         names = said.attributes | said.strings | said.assigned
@@ -109,6 +108,7 @@ class Assumed(Mentioned):
                 self._guard_class(kind, names, by_name if as_value else set())
                 if lists and as_value and not is_installed(kind):
                     self._guard(Guard.members(kind))
+        self._guard_no_items_of_logs()
         self._guard_libraries()  # by texts that were read meanwhile, too
         for held in [held for held in self.met.values() if is_buffer(held.container)]:
             if id(held.container) in self.replaced or not self.only_grows(held.container):
@@ -160,7 +160,7 @@ class Assumed(Mentioned):
     def only_grows(self, held: Any) -> bool:
         """Whether all code that was reached only adds to a buffer or a list, whatever it holds."""
         names = {*self._names[id(held)], *(place.name for place in self._places.get(id(held), ()))}
-        return all(uses_of(name, self.said) == {"grow"} for name in names)
+        return all(only_grows(name, self.said) for name in names)
 
     def _guard_class(self, kind: type, names: Set[str], by_name: Set[str]) -> None:
         """What is read through a class itself (``Config.scale``, ``super().forward``): of installed packages data
@@ -323,12 +323,16 @@ class Assumed(Mentioned):
                 return None
             for use in uses:
                 n = len(path)
-                if use.keys[:n] != path[: len(use.keys)]:
+                if use.at(path) is None:
                     continue
                 if len(use.keys) > n:
+                    if use.keys[n] is ANY:
+                        return None
                     counts = len(use.keys) == n + 1 and use.then == "count"
                     if not counts or Place("item", container, use.keys[n], "").identity in self.replaced:
                         found.add(use.keys[n])
+                elif use.then == "store" and len(use.keys) == n:
+                    continue
                 elif use.then != "grow" or len(use.keys) < n or not grows:
                     return None
         return found

@@ -12,7 +12,7 @@ import dis
 import functools
 import itertools
 import types
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -32,19 +32,30 @@ _PAST_HOOKS = {"__getattribute__", "getattr_static", "__get__"}
 """Ways to read an attribute of an object of which its class does not hear."""
 _SETS_BY_NAME = {"setattr", "delattr", "__setattr__", "__delattr__"}
 _LOOK = {"isinstance", "issubclass", "super"}
+ANY = object()
+"""A key that is computed."""
 UNSEEN = {"globals", "locals", "eval", "exec", "input"}
 """Builtins that read what no guard can watch."""
 
 
 @frozen
 class Use:
-    """One use of a name: the constants it is subscripted by, then what happens: ``"read"``, ``"grow"`` (a container
-    is added to), ``"store"`` (an item is replaced), ``"count"`` (a number is increased by a constant in place)."""
+    """One use of a name: the constants it is subscripted by (``ANY``: something computed), then what happens:
+    ``"read"``, ``"grow"`` (a container is added to), ``"store"`` (an item is replaced), ``"count"`` (a number is
+    increased by a constant in place), ``"look"`` (it is asked for its keys or its length, not for what it holds)."""
 
     keys: tuple[Hashable, ...]
     then: str
     by: tuple[type, Any] | None = None
     """The constant by which is counted, and its type: 1 is not 1.0."""
+
+    def at(self, path: tuple[Any, ...]) -> str | None:
+        """What happens to the item at these keys; None where it is another one."""
+        if any(own is not ANY and own != key for own, key in zip(self.keys, path, strict=False)):
+            return None
+        if len(self.keys) < len(path) and self.then == "look":
+            return None
+        return self.then if len(self.keys) == len(path) else "read"
 
 
 @frozen
@@ -199,7 +210,7 @@ def _texts(steps: Sequence[dis.Instruction]) -> tuple[list[types.CodeType], froz
 def written_by(code: types.CodeType) -> frozenset[str]:
     """The names under which code writes to Python state: those of containers that it fills among them."""
     said = mentions(code)
-    filled = (name for name, uses in said.uses.items() if any(use.then != "read" for use in uses))
+    filled = (name for name, uses in said.uses.items() if any(use.then not in ("read", "look") for use in uses))
     return said.stored.union(said.assigned, filled)
 
 
@@ -274,11 +285,14 @@ def use_at(steps: Sequence[dis.Instruction], at: int) -> Use:
     """How the value that is loaded at ``at`` is used."""
     keys: list[Hashable] = []
     rest = _Ahead(steps, at + 1)
-    while rest.ops(0) in _CONSTANT and rest.at(1) is not None and _subscripts(rest.at(1)):  # type: ignore[arg-type]
-        keys.append(_hashable(rest.value(0)))
-        rest = rest.after(2)
+    while (item := rest.item()) is not None:
+        key, rest = item
+        keys.append(key)
     if rest.ops(0) in _CONSTANT and rest.ops(1) == "STORE_SUBSCR":
         return Use((*keys, _hashable(rest.value(0))), "store")
+    stored = rest.past_values(1)
+    if stored is not None and stored.ops(0) == "STORE_SUBSCR":
+        return Use((*keys, ANY), "store")
     if (
         rest.ops(0) in _CONSTANT
         and rest.ops(1) == rest.ops(2) == "COPY"
@@ -290,6 +304,10 @@ def use_at(steps: Sequence[dis.Instruction], at: int) -> Use:
             return Use((*keys, _hashable(rest.value(0))), "count", by)
     if rest.ops(0) in ("LOAD_METHOD", "LOAD_ATTR") and rest.value(0) in _GROWS:
         return Use(tuple(keys), "grow")
+    if keys and rest.ops(0) == "STORE_FAST" and rest.is_grown(str(rest.value(0))):
+        return Use(tuple(keys), "grow")
+    if rest.ops(0) in {"CONTAINS_OP", "TO_BOOL"} | _BRANCHES or (not keys and _is_measured(steps, at)):
+        return Use(tuple(keys), "look")
     by = _added(rest.value(0), rest.at(1))
     if not keys and rest.ops(0) in _CONSTANT and by is not None:
         store = rest.at(3) if rest.ops(2) == "SWAP" else rest.at(2)
@@ -363,6 +381,29 @@ def _reads_of_type(rest: _Ahead) -> bool:
     )
 
 
+_BRANCHES = {"POP_JUMP_FORWARD_IF_FALSE", "POP_JUMP_FORWARD_IF_TRUE", "POP_JUMP_IF_FALSE", "POP_JUMP_IF_TRUE"}
+_POPS: Mapping[str, Callable[[int], int]] = {
+    **dict.fromkeys(("UNARY_NEGATIVE", "UNARY_NOT", "FORMAT_SIMPLE", "CONVERT_VALUE"), lambda arg: 1),
+    **dict.fromkeys(("BINARY_OP", "BINARY_SUBSCR", "COMPARE_OP", "FORMAT_WITH_SPEC"), lambda arg: 2),
+    **dict.fromkeys(("BUILD_STRING", "BUILD_TUPLE", "BUILD_LIST"), lambda arg: arg),
+    "BUILD_MAP": lambda arg: 2 * arg,
+    "BUILD_SLICE": lambda arg: arg,
+    "FORMAT_VALUE": lambda arg: 1 + bool(arg & 4),
+    "CALL": lambda arg: arg + 2,
+}
+"""How many values an instruction takes from the stack, by its argument."""
+_GROWN = Use((), "grow")
+
+
+def _pops(step: dis.Instruction) -> int:
+    """How many values an instruction takes from the stack; of what may branch, or does more, too many."""
+    if step.opname in ATTRIBUTE:
+        return 1
+    if step.opname.startswith("LOAD_") or step.opname in ("PUSH_NULL", "KW_NAMES"):
+        return 0
+    return _POPS.get(step.opname, lambda arg: 99)(step.arg or 0)
+
+
 @frozen
 class _Ahead:
     """The instructions from one on."""
@@ -387,6 +428,51 @@ class _Ahead:
 
     def after(self, n: int) -> _Ahead:
         return _Ahead(self.steps, self.start + n)
+
+    def item(self) -> tuple[Hashable, _Ahead] | None:
+        """The key by which an item is taken of what was loaded, and what follows: ``x[key]``,
+        ``x.setdefault(key, [])``."""
+        is_default = self.ops(0) in ("LOAD_METHOD", "LOAD_ATTR") and self.value(0) == "setdefault"
+        key = self.after(1) if is_default else self
+        end = key.past_values(1 + is_default)
+        if end is None or (step := end.at(0)) is None:
+            return None
+        n = end.start - key.start - is_default
+        last = end.after(-1)
+        if is_default:
+            is_item = last.ops(0) in ("BUILD_LIST", "BUILD_MAP") and not last.value(0) and step.opname == "CALL"
+        else:
+            is_item = _subscripts(step) and last.ops(0) != "BUILD_SLICE"
+        is_constant = n == 1 and key.ops(0) in _CONSTANT
+        return (_hashable(key.value(0)) if is_constant else ANY, end.after(1)) if is_item else None
+
+    def past_values(self, n: int) -> _Ahead | None:
+        """What takes the next ``n`` values from the stack, and what was there before; None where it is not these, or
+        where there are branches on the way."""
+        depth, rest = 0, self
+        while (step := rest.at(0)) is not None:
+            if _pops(step) > depth:
+                break
+            depth += dis.stack_effect(step.opcode, step.arg)
+            rest = rest.after(1)
+        return rest if depth == n else None
+
+    def is_grown(self, variable: str) -> bool:
+        """Whether code only adds to what a local variable holds."""
+        for at, step in enumerate(self.steps):
+            names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
+            if step.opname.startswith("LOAD_FAST") and variable in names and use_at(self.steps, at) != _GROWN:
+                return False
+        return True
+
+
+def _is_measured(steps: Sequence[dis.Instruction], at: int) -> bool:
+    """Whether ``len`` is called of what is loaded at ``at``, which may be an attribute of a variable."""
+    before = [step for step in steps[max(at - 3, 0) : at] if step.opname != "PUSH_NULL"]
+    while before and (before[-1].opname in ATTRIBUTE or before[-1].opname.startswith("LOAD_FAST")):
+        before.pop()
+    is_len = bool(before) and before[-1].opname in GLOBAL and before[-1].argval == "len"
+    return is_len and _Ahead(steps, at).is_call_of_one()
 
 
 def _hashable(value: object) -> Hashable:

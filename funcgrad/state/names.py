@@ -233,11 +233,16 @@ def uses_of(name: str, said: Mentions) -> set[str] | None:
     base, path = taken_apart(name)
     if path is None or base not in said.uses or (said.by_name and base in said.strings):
         return None
-    near = [use for use in said.uses[base] if use.keys[: len(path)] == path[: len(use.keys)]]
-    return {use.then if use.keys == path else "read" for use in near}
+    return {"read" if then == "look" else then for use in said.uses[base] if (then := use.at(path)) is not None}
+
+
+def only_grows(name: str, said: Mentions) -> bool:
+    """Whether code only adds to the container that a reader calls ``name``, or puts another one in its place."""
+    uses = uses_of(name, said)
+    return uses is not None and "grow" in uses and uses <= {"grow", "store"}
 
 
 def steps_of(name: str, said: Mentions) -> set[tuple[type, Any] | None]:
     """The constants by which code increases, in place, the number that a reader calls ``name``, with their types."""
     base, path = taken_apart(name)
-    return {use.by for use in said.uses.get(base, ()) if use.keys == path and use.then == "count"}
+    return {use.by for use in said.uses.get(base, ()) if path is not None and use.at(path) == "count"}

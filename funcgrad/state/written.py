@@ -39,7 +39,7 @@ from .code import Mentions
 from .effects import Count, Effect, Grow, Refill, Store, refill
 from .guards import MISSING, Guard, Met, Place, members_said
 from .hooks import can_be_hooked
-from .names import found_on, is_hook_of_module, item_name, joined, steps_of, uses_of
+from .names import found_on, is_hook_of_module, item_name, joined, only_grows, steps_of, uses_of
 from .new_values import CALLED, New, NewObject, attributes_made, is_copied, is_lasting, is_new
 from .output import Log, Print, Printed, effects_of
 from .renamed import original
@@ -226,7 +226,7 @@ class Written:
         elif isinstance(container, set) and container != before:
             self._watch.written.add(id(container))
             self._back.append(lambda: refill(container, before))
-            only_more = container > before and uses_of(met.name, self._said) == {"grow"}
+            only_more = container > before and only_grows(met.name, self._said)
             new = self._new([*(container - before if only_more else container)], met.name)
             if new is not None:
                 self.effects.append((Grow if only_more else Refill)(container, met.name, new))
@@ -264,7 +264,7 @@ class Written:
         if len(container) == n and all(counts):
             self._count(*counts)
             return
-        may_grow = id(container) in self._watch.given or uses_of(met.name, self._said) == {"grow"}
+        may_grow = id(container) in self._watch.given or only_grows(met.name, self._said)
         grown = not changed and len(container) > n and may_grow
         if not grown:
             self._watch.replaced.add(
