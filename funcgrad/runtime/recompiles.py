@@ -22,6 +22,10 @@ _STATE = (
     "in a tensor, or let "
     "what depends on it be done outside."
 )
+_STATES = (
+    "values it reads are others in each call ({}). Let a container that it only fills be a list, keep numbers in a "
+    "tensor, pass them as arguments, or let what depends on them be done outside."
+)
 _VALUE = (
     "an argument is another number in each call ({}), which decides what the program is{}. Compute with tensors there "
     "(torch.arange, a mask), pass torch.tensor(n), or name the argument in static_argnums where a program for each "
@@ -88,16 +92,21 @@ _SYMBOL = re.compile(r"\b[a-z]+_?\d+\b")
 _Misses = Collection[tuple[Program, list[Difference]]]
 
 
+_TOGETHER, _SHOWN = "values of Python state", 3
+
+
 def _of_state(misses: _Misses) -> dict[str, str]:
-    """The values of Python state that alone are others."""
+    """The values of Python state that alone are others; where none is, those that are together."""
     symbols = frozenset[str]().union(*(program.facts.symbols for program, _ in misses))
-    alone: dict[str, str] = {}
+    alone, together = dict[str, str](), ""
     for program, found in misses:
         name = found[0].where if {(d.where, d.about) for d in found} == {(found[0].where, "state")} else ""
+        if not name and {d.about for d in found} == {"state"}:
+            together = _STATES.format("; ".join(map(str, found[:_SHOWN])))
         # programs from before it was a symbol say nothing about that
         if name and (name in program.facts.symbols or name not in symbols):
             alone.setdefault(name, _STATE.format(found[0]))
-    return alone
+    return alone or ({_TOGETHER: together} if together else {})
 
 
 def _of_objects(misses: _Misses) -> dict[str, str]:
