@@ -706,6 +706,47 @@ row(
     where="the backward pass that is differentiated (create_graph=True)",
     fixed=lambda x, w: (x**3).sum() * w.detach().sum(),
 )
+OWN_LEAF = torch.full((3,), 0.5, requires_grad=True)
+
+
+class BackwardWithin(torch.autograd.Function):
+    """Its backward pass adds to the gradient of a leaf by one of its own."""
+
+    @staticmethod
+    def forward(ctx, x, then):
+        ctx.then = then
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        if ctx.then == "reads a value" and grad.sum() < -1e9:
+            return -grad, None
+        if ctx.then != "returns it":
+            with torch.enable_grad():
+                (OWN_LEAF * 2).sum().backward()
+        return grad * 2 if ctx.then != "asks" else grad + OWN_LEAF.grad, None
+
+
+def backward_within(then):
+    return lambda x: BackwardWithin.apply(x if then == "reads a value" else x * OWN_LEAF, then).sum()
+
+
+row(
+    "a gradient that backward adds to and asks for",
+    tracing.ACCUMULATED_AND_ASKED,
+    backward_within("asks"),
+    leaf,
+    calls=once,
+    fixed=backward_within("returns it"),
+)
+row(
+    "a gradient of what backward alone uses",
+    tracing.ACCUMULATES_UNKNOWN,
+    backward_within("reads a value"),
+    leaf,
+    calls=once,
+    fixed=backward_within("adds"),
+)
 
 
 # ── what is another thing in each call ───────────────────────────────────────────────────────────────────────────

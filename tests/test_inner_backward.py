@@ -86,5 +86,48 @@ def test_parameters_get_their_gradients(name, backend, engine):
     torch.testing.assert_close(trained(lambda f: fg.jit(f, backend=backend)), trained(_eager))
 
 
+class Clips(torch.autograd.Function):
+    """What its backward pass does, ``then``, before it runs the network again, makes it a program of its own."""
+
+    @staticmethod
+    def forward(ctx, x, net, then):
+        ctx.net, ctx.then = net, then
+        ctx.save_for_backward(x.detach())
+        return net(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        if ctx.then(grad):
+            grad = grad * 0.5
+        with torch.enable_grad():
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            torch.autograd.backward(ctx.net(x), grad)
+        return x.grad, None, None
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_backward_pass_that_is_a_program_of_its_own(reads):
+    """It reads the value of the gradient that comes in, or writes to Python state: parameters got no gradient."""
+
+    def trained(wrap):
+        torch.manual_seed(0)
+        net, other, norms = nn.Linear(3, 3), nn.Linear(3, 1), []
+
+        def then(grad):
+            if reads:
+                return grad.norm() > 1
+            norms.append(grad.norm().detach())
+            return False
+
+        call, found = wrap(lambda x: other(Clips.apply(x, net, then)).sum()), []
+        for i in range(3):
+            x = torch.randn(2, 3, requires_grad=True)
+            (call(x) * (1 + 5 * (i == 1))).backward()
+            found.append([x.grad, *(p.grad.clone() for p in (*net.parameters(), *other.parameters())), *norms])
+        return found
+
+    torch.testing.assert_close(trained(lambda f: fg.jit(f, backend="aten")), trained(_eager))
+
+
 def _eager(f):
     return f

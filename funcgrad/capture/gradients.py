@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -39,8 +40,37 @@ def ask_for_gradient(trace: Trace, tensor: Any, reads: bool, retains: bool) -> N
         trace.given_gradient.append(real)
     else:
         trace.asked_for_gradient.append(real)
+    if trace.current_pass == "backward":
+        trace.asked_in_backward[id(real)] = type_text(real)
+        _require_apart(trace)
     if trace.graph is None and real.is_leaf and real.grad is not None and id(real.grad) not in trace.captured:
         raise Restart(Known((real.grad,)))
+
+
+@contextlib.contextmanager
+def noting_accumulated(trace: Trace) -> Iterator[None]:
+    """Around a ``.backward()`` of Python's within the backward pass: to which captured leaves it adds. These get their
+    gradients when the whole pass has ended."""
+    before = {key: _gradient(known.functional) for key, known in trace.captured.items()}
+    yield
+    for key, known in trace.captured.items():
+        with without_function_modes():
+            may_get_one, gets_one = (t.requires_grad and t.is_leaf for t in (known.real, known.functional))
+        if may_get_one and not gets_one:  # the pass is a program of its own, which gives the gradients of its inputs
+            raise refusals.ACCUMULATES_UNKNOWN(type_text(known.real), where=known.where)
+        if may_get_one and before.get(key) != _gradient(known.functional):
+            trace.accumulated_in_backward.add(id(known.real))
+    _require_apart(trace)
+
+
+def _gradient(leaf: Tensor) -> tuple[int, int] | None:
+    with without_function_modes():
+        return None if leaf.grad is None else (id(leaf.grad), leaf.grad._version)
+
+
+def _require_apart(trace: Trace) -> None:
+    for leaf in trace.accumulated_in_backward & trace.asked_in_backward.keys():
+        raise refusals.ACCUMULATED_AND_ASKED(trace.asked_in_backward[leaf], where=user_line())
 
 
 def gradient_kept(trace: Trace, tensor: Tensor) -> Tensor | None:

@@ -23,7 +23,7 @@ from ..torch_private.patches import NO_HOOK, is_folded
 from .captures import GradientsMatter, LeavesInferenceMode
 from .control_calls import cond
 from .fast_paths import FAST_PATHS
-from .gradients import require_not_of_leaf, takes_gradient
+from .gradients import noting_accumulated, require_not_of_leaf, takes_gradient
 from .math_functions import of_math
 from .optimiser_steps import steps_of_optimisers
 from .questions import ABSENT
@@ -102,7 +102,9 @@ def replacements_of(trace: Trace) -> dict[str, Replacement]:
         is_backward = kwargs.get("accumulate_grad") and trace.current_pass == "forward"
         if is_backward:
             trace.backward_begins()
-        with trace.lifter:  # torch takes the mode off while a call it intercepts (autograd.grad) runs
+        is_nested = kwargs.get("accumulate_grad") and trace.current_pass == "backward"
+        # torch takes the mode off while a call it intercepts (autograd.grad) runs
+        with trace.lifter, noting_accumulated(trace) if is_nested else contextlib.nullcontext():
             found = original(*args, **kwargs)
         if is_backward:
             _, _, keeps_graph, create_graph, targets = args

@@ -108,6 +108,8 @@ class Trace(Recorder):
         self.looked_around: dict[int, int] = {}
         self.asked_for_gradient = list[Tensor]()
         self.given_gradient = list[Tensor]()
+        self.asked_in_backward, self.accumulated_in_backward = dict[int, str](), set[int]()
+        """For the gradients of which leaves the backward pass asks, and to which it adds, by a pass within it."""
         self.switched = list[tuple[Tensor, bool]]()
         self.switched_with: dict[int, list[Tensor]] = {}
         """What is to require grad as soon as an input does, by its identity: what stands for it to its views that

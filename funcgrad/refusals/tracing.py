@@ -376,6 +376,16 @@ ABSENT_GRADIENTS = Refusal(
     "the {0} passes that were traced",
     "differentiate a sum of all results; or let the autograd.Function be given zeros: ctx.set_materialize_grads(True)",
 )
+ACCUMULATES_UNKNOWN = Refusal(
+    UnsupportedTransformError,
+    "the function calls .backward() in its backward pass, and uses only there the {0}, which it closes over",
+    "use the tensor in the forward pass, too, or compute its gradient with torch.autograd.grad there",
+)
+ACCUMULATED_AND_ASKED = Refusal(
+    UnsupportedTransformError,
+    "the function asks in its backward pass for the .grad of a {0}, or sets it, and adds to it there by a .backward()",
+    "compute what is added with torch.autograd.grad there, and ask for .grad outside",
+)
 SECOND_DERIVATIVE_OF_GRADIENT = Refusal(
     UnsupportedTransformError,
     "a function that sets or reads {0}.grad, or calls requires_grad_() on it, is differentiated a second time",

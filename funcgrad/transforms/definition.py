@@ -372,7 +372,8 @@ class Pullback(Definition):
                     # eager PyTorch runs that, too, which may find that what it saved was written to
                     torch.autograd.backward(edges, seeds)
                     return tuple(target.grad for target in targets)
-                return torch.autograd.grad(edges, targets, seeds, create_graph=differentiable, allow_unused=True)
+                found = torch.autograd.grad(edges, targets, seeds, create_graph=differentiable, allow_unused=True)
+                return tuple(map(_with_accumulated, targets, found))
 
     def _by_torch_func(self, values: Sequence[Any], cotangents: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
         """The same of values that transforms of the trace may wrap."""
@@ -399,6 +400,13 @@ class Pullback(Definition):
     def out_slot(self, path: str) -> Slot:
         (i,) = (int(number) for number in re.findall(r"\[(\d+)\]", path))
         return Grad(self.inner.signature.ins[self.wrt[i]])  # type: ignore[arg-type]
+
+
+def _with_accumulated(target: Tensor, gradient: Tensor | None) -> Tensor | None:
+    """A gradient, with what Python has added to it within the backward pass, by a ``.backward()`` of its own."""
+    with without_function_modes():
+        added = target.grad if target.is_leaf else None
+    return gradient if added is None else added if gradient is None else gradient + added
 
 
 @contextlib.contextmanager
