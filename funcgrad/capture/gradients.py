@@ -51,14 +51,15 @@ def ask_for_gradient(trace: Trace, tensor: Any, reads: bool, retains: bool) -> N
 def noting_accumulated(trace: Trace) -> Iterator[None]:
     """Around a ``.backward()`` of Python's within the backward pass: to which captured leaves it adds. These get their
     gradients when the whole pass has ended."""
-    before = {key: _gradient(known.functional) for key, known in trace.captured.items()}
+    with without_function_modes():
+        leaves = [known for known in trace.captured.values() if known.real.requires_grad and known.real.is_leaf]
+        for known in leaves:
+            if not known.functional.requires_grad:  # the pass is a program of its own, which gives those of its inputs
+                raise refusals.ACCUMULATES_UNKNOWN(type_text(known.real), where=known.where)
+    before = [_gradient(known.functional) for known in leaves]
     yield
-    for key, known in trace.captured.items():
-        with without_function_modes():
-            may_get_one, gets_one = (t.requires_grad and t.is_leaf for t in (known.real, known.functional))
-        if may_get_one and not gets_one:  # the pass is a program of its own, which gives the gradients of its inputs
-            raise refusals.ACCUMULATES_UNKNOWN(type_text(known.real), where=known.where)
-        if may_get_one and before.get(key) != _gradient(known.functional):
+    for known, gradient in zip(leaves, before, strict=True):
+        if gradient != _gradient(known.functional):
             trace.accumulated_in_backward.add(id(known.real))
     _require_apart(trace)
 
