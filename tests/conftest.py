@@ -33,6 +33,24 @@ gc.set_threshold(2000, 20, 20)  # traces make many objects, and few of them ring
 _frozen = 0
 
 
+OF_KERNELS = {
+    "archive", "benchmarks", "common_subexpressions", "computations", "copies", "fusion", "fusion_order", "in_place",
+    "index", "jax_programs", "kernels", "library", "normalised", "numbers", "op_table", "operators", "order", "philox",
+    "products", "programs", "recurrent", "sizes", "store", "strided", "training_programs", "transformers",
+    "user_models", "vector_math",
+}  # fmt: skip
+"""Tests of what C kernels compute, and of files that other processes share. In all others the C compiler, which takes
+half of the time of a first call, does not optimise; ``make test-long`` compiles all as users do."""
+
+
+def pytest_runtest_setup(item):
+    from funcgrad.backends import build  # not before the environment above is set
+
+    is_of_kernels = item.path.stem.removeprefix("test_") in OF_KERNELS
+    effort = "-O0" if item.config.option.markexpr == "not long" and not is_of_kernels else "-O3"
+    build.FLAGS = tuple(effort if flag in ("-O0", "-O3") else flag for flag in build.FLAGS)
+
+
 def pytest_runtest_teardown():
     """A test that sets the number of threads does not set it for others. What was imported stays: each full
     collection would walk it again, a quarter of a second, and traces cause many."""

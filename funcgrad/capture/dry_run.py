@@ -26,6 +26,7 @@ from ..state.renewed import Brought
 from ..state.restart import Known, Restart
 from ..state.settings import GRAD_MODE
 from ..state.state import State, state_of
+from ..state.unread import require_unread
 from ..state.watch import Watch
 from ..state.written import Written
 from ..subclasses import inner_tensors
@@ -178,6 +179,7 @@ class DryRun:
             leaves, tree, paths = flatten_result(result, containers, opening)
             if opening is not None:
                 opening.require_stored_nowhere()
+            require_unread(inputs.leaves, leaves)
             require_visible(leaves, paths, tree, self.watch.knows if self._replays else None)
             leaves = [trace.named(v) for v in leaves]
             require_unhooked(trace.hooked, leaves)

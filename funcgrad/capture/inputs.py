@@ -13,6 +13,7 @@ from ..slots import Arg, Captured, State
 from ..state.given import is_watched
 from ..state.guards import Place
 from ..state.renewed import Renewed
+from ..state.unread import is_unread
 from ..trees import Container, Node, Tree, children_of, containers_in, put_together
 from .capture_sources import GradientOf, Origin, Unresolved
 from .results import hidden_tensor
@@ -30,7 +31,8 @@ class Symbolic:
 class Inputs:
     """The arguments of one call taken apart: the leaves with their slots, and the structure of ``(args, kwargs)``.
 
-    A tensor leaf is an input, a ``Symbolic`` leaf a symbolic float; any other leaf is static. ``names`` are those of
+    A tensor leaf is an input, a ``Symbolic`` leaf a symbolic float, an ``Unread`` one any of its type; any other leaf
+    is static. ``names`` are those of
     the positional arguments. ``sizes``: the dimensions of tensors that are traced as symbols, by the tensors' paths.
     ``state``: the numbers of Python state that are. ``may_be_sizes``: whether numbers that are symbols may be sizes.
     ``identities``: of the containers of the call, and of what these keep items and attributes in, by their variables;
@@ -66,7 +68,12 @@ class Inputs:
     def objects(self) -> list[tuple[str, Any]]:
         """The leaves that are no inputs of the graph, by their paths."""
         pairs = zip(self.slots, self.leaves, strict=True)
-        return [(s.path, v) for s, v in pairs if not isinstance(v, (Tensor, Symbolic))]
+        return [(s.path, v) for s, v in pairs if not (is_unread(v) or isinstance(v, (Tensor, Symbolic)))]
+
+    @property
+    def unread(self) -> frozenset[str]:
+        """The paths of what the function is not to read."""
+        return frozenset(s.path for s, v in zip(self.slots, self.leaves, strict=True) if is_unread(v))
 
     @property
     def has_symbols(self) -> bool:

@@ -35,14 +35,16 @@ _AS_THEY_ARE = object()
 """The backend by which operators that take functions are not compiled."""
 
 
+_OF_TYPES = TypeOf.__call__.__code__
 _BY = {"__dict__": ("__dict__", "vars")}
 """How code asks for an attribute, but by its name."""
 
 
 def _asks_for(name: str, code: types.CodeType) -> bool:
     """Whether code that is not torch's, nor ours, asks for an attribute: what is written in C asks for it, too."""
-    is_said = any(by in code.co_names or by in code.co_consts for by in _BY.get(name, (name,)))
-    return is_said and (code is TypeOf.__call__.__code__ or not code.co_filename.startswith((HERE, TORCH)))
+    if code is not _OF_TYPES and code.co_filename.startswith((HERE, TORCH)):
+        return False
+    return any(by in code.co_names or by in code.co_consts for by in _BY.get(name, (name,)))
 
 
 def _of_function(name: str, answer: Callable[[Any], Any]) -> Replacement:

@@ -23,6 +23,7 @@ from torch import SymBool, SymFloat, SymInt, Tensor
 from .. import refusals
 from ..state.hooks import module_of
 from ..state.new_values import NewObject, attributes_made, is_made_of_attributes
+from ..state.unread import Unread
 from ..state.watch import Watch
 from ..state.written import Written
 from ..subclasses import is_traced
@@ -32,6 +33,7 @@ from ..trees import Container, Leaf, Tree, flatten, names_of
 _IMMUTABLE = (
     bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented), range, slice, type,
     types.ModuleType, enum.Enum, torch.dtype, torch.device, torch.layout, torch.memory_format, types.CodeType,
+    Unread,
 )  # fmt: skip
 """Values nobody can tell from equal ones but by ``is``."""
 

@@ -50,7 +50,7 @@ def _of_state(around: Around) -> Iterator[tuple[str, str]]:
 def _of_arguments(around: Around) -> Iterator[tuple[str, str]]:
     key = around.key
     for path, spec in zip(key.paths, key.leaves, strict=True):
-        if isinstance(spec, DynamicSpec) and not spec.is_number:
+        if isinstance(spec, DynamicSpec) and spec.is_object:
             yield (
                 f"{path} is a {spec.kind.__name__}, of which each call brings another",
                 f"pass what it reads of {path}",

@@ -53,8 +53,8 @@ class Explanation(Shown):
         key, facts = self.program.key, self.program.facts
         lines = facts.state.lines
         for path, spec in zip(key.paths, key.leaves, strict=True):
-            is_object = isinstance(spec, DynamicSpec) and not spec.is_number
-            again = "another type" if is_object else _AGAIN.get(type(spec), _OF_A_TENSOR)
+            is_any = isinstance(spec, DynamicSpec) and not spec.is_number
+            again = "another type" if is_any else _AGAIN.get(type(spec), _OF_A_TENSOR)
             yield path, self._named(str(spec)), "", again
         for name, spec in key.captured:
             at = lines.of(name.partition("#")[0])

@@ -24,6 +24,8 @@ from ..errors import ArgumentError
 from ..show.parts import Doc, Table
 from ..show.shown import Shown
 from ..state.guards import Place
+from ..state.unread import KINDS as UNREAD
+from ..state.unread import is_unread, of
 from ..state.values import is_plain
 from ..symbolic.sizes import Sizes
 from ..torch_private.modes import function_modes
@@ -95,14 +97,20 @@ class StaticSpec:
 
 @frozen
 class DynamicSpec:
-    """An argument that may be any of its type, but for guards: a float or an int, traced as a symbol, or an object of
-    which each call brings another one."""
+    """An argument that may be any of its type, but for guards: a float or an int, traced as a symbol, an object of
+    which each call brings another one, or what the function does not read."""
 
     kind: type = float
+    is_read: bool = True
+    """Else it may be any of its type, as the function does not look at it."""
 
     @property
     def is_number(self) -> bool:
         return self.kind in (float, int)
+
+    @property
+    def is_object(self) -> bool:
+        return self.is_read and not self.is_number
 
     def __str__(self) -> str:
         return f"any {self.kind.__name__}"
@@ -233,6 +241,8 @@ def sizes_in(key: CallKey, call: CallKey) -> dict[str, int]:
 
 def spec_of(value: Any, path: str) -> LeafSpec:
     """The part of the key for one leaf. Raises ``ArgumentError`` for a value that is neither tensor nor comparable."""
+    if is_unread(value):
+        return DynamicSpec(of(value, "_kind"), is_read=False)
     if isinstance(value, Tensor):
         return SubclassSpec.of(value, path) if is_wrapper_subclass(value) else TensorSpec.of(value)
     if isinstance(value, Symbolic):
@@ -318,7 +328,7 @@ class Difference:
     what: str
     about: str = ""
     """``"shape"``, ``"stride"`` of a tensor; ``"sizes"``: a condition on sizes alone; ``"state"``: of Python;
-    ``"value"``: of a number; ``"object"``: which one of its type it is."""
+    ``"value"``: of a number; ``"text"``: of a text, a path or a date; ``"object"``: which one of its type it is."""
     place: Place | None = None
     """Where that value lives."""
     fixed_in: str = ""
@@ -376,6 +386,8 @@ def _with_numbers(spec: LeafSpec, now: LeafSpec, sizes: Mapping[str, int]) -> Le
 def _about(was: Any, now: Any) -> str:
     if {type(was), type(now)} <= {int, float}:
         return "value"
+    if type(was) is type(now) and type(was) in UNREAD:
+        return "text"
     return "object" if type(was) is type(now) and not is_plain(was) else ""
 
 

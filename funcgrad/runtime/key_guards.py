@@ -95,8 +95,9 @@ def print_guards(
             pending[:0] = inner
             tensors.append(name)
         elif isinstance(spec, DynamicSpec):
-            if spec.is_number:  # else it is asked where the object gets its name
-                lines.append(f"if type({name}) is not {spec.kind.__name__}: {otherwise}")
+            if not spec.is_object:  # else it is asked where the object gets its name
+                constants[f"type_{name}"] = spec.kind
+                lines.append(f"if type({name}) is not type_{name}: {otherwise}")
         elif type(spec.value) in (bool, int, str, type(None)):
             lines.append(f"if type({name}) is not {type(spec.value).__name__} or {name} != {spec.value!r}: {otherwise}")
         else:

@@ -45,6 +45,10 @@ _OBJECT = (
     "an argument is another object in each call ({}), and programs are for that very one: the function stores there "
     "what a gradient goes through, or it matters which object it is. Return what it stores, or pass what it reads."
 )
+_TEXT = (
+    "an argument that it reads says something else in each call ({}). Leave it out, or name the argument in "
+    "static_argnums where a program for each is meant."
+)
 _TAKEN = (
     "a number that it reads of a tensor is another in each call, and is taken as one of Python's in {}. Where it goes "
     "into arithmetic, sizes or slices of tensors, read it by .item(), which is a symbol; take an item of a tensor, "
@@ -64,6 +68,7 @@ class Recompiles:
         symbols for sizes."""
         by_program = [(program, found) for program in programs if (found := why_not(program, inputs))]
         reasons = _of_state(by_program) | _of_objects(by_program)
+        reasons |= {where: reason for where, reason in _of_texts(by_program).items() if where not in inputs.static}
         if options.dynamic is not False:
             reasons |= {w: reason for w, reason in _of_values(by_program).items() if w not in inputs.static}
             reasons |= _of_sizes(by_program, why_static)
@@ -113,6 +118,12 @@ def _of_objects(misses: _Misses) -> dict[str, str]:
     """The arguments that alone are other objects."""
     alone = [found[0] for _, found in misses if {(d.where, d.about) for d in found} == {(found[0].where, "object")}]
     return {d.where: _OBJECT.format(d) for d in alone}
+
+
+def _of_texts(misses: _Misses) -> dict[str, str]:
+    """The texts among the arguments that alone are others."""
+    alone = [found[0] for _, found in misses if found and {d.about for d in found} == {"text"}]
+    return {d.where: _TEXT.format(d) for d in alone}
 
 
 def _of_values(misses: _Misses) -> dict[str, str]:

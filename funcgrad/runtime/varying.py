@@ -14,6 +14,7 @@ from torch import Tensor
 from ..capture.inputs import Inputs, Symbolic
 from ..slots import State
 from ..state.guards import Place
+from ..state.unread import KINDS, Unread, is_unread, of
 from ..torch_private.tensors import is_wrapper_subclass
 from .key import DynamicSpec, LeafSpec, TensorSpec
 from .miss_reasons import captured_by, differences_to, objects_of
@@ -79,6 +80,11 @@ def inputs_to_try(symbolic: Inputs, symbols: Collection[Symbol]) -> list[Inputs]
     return [found[0], first, *found[1:]] if found[0].has_symbols_for_sizes else found
 
 
+def as_read(inputs: Inputs) -> Inputs:
+    """The inputs, with what the function was not to read."""
+    return evolve(inputs, leaves=tuple(of(v, "_value") if is_unread(v) else v for v in inputs.leaves))
+
+
 def without_symbols(inputs: Inputs, gone: Collection[Symbol]) -> Inputs:
     """The inputs, with the values of some symbols in their places."""
     pairs = zip(inputs.slots, inputs.leaves, strict=True)
@@ -88,13 +94,16 @@ def without_symbols(inputs: Inputs, gone: Collection[Symbol]) -> Inputs:
     return evolve(inputs, leaves=leaves, sizes={path: dims for path, dims in sizes.items() if dims}, state=state)
 
 
-def with_symbols(inputs: Inputs, programs: Iterable[Program], sizes: bool, given_ints: bool = False) -> Inputs:
+def with_symbols(
+    inputs: Inputs, programs: Iterable[Program], sizes: bool, given_ints: bool = False, read: Collection[str] = ()
+) -> Inputs:
     """The inputs, where a float, or (if ``sizes``) a size, that was another in an otherwise fitting call is a
     symbol: its third value will be a hit. So is an int, of Python state or among the arguments, that was two others:
     many a one is there in two values, or decides what is computed. ``given_ints``: whether ints among the arguments are
-    like floats: those that another program has as symbols."""
+    like floats: those that another program has as symbols. A text that was another one the function is not to read, but
+    for those that it has ``read``."""
     here = dict(zip([s.path for s in inputs.slots], inputs.leaves, strict=True))
-    varying: set[str] = set()
+    varying, texts = set[str](), set[str]()
     dims: dict[str, frozenset[int]] = dict(inputs.sizes)
     places: dict[Any, Place] = {}
     others: Counter[Any] = Counter()
@@ -102,6 +111,7 @@ def with_symbols(inputs: Inputs, programs: Iterable[Program], sizes: bool, given
         found = _varying(program, inputs, here, sizes)
         if found is not None:
             varying |= found.given
+            texts |= found.texts
             dims |= {path: dims.get(path, frozenset()) | own for path, own in found.dims.items() if own}
             places |= {place.location: place for place in found.places}  # one that is reached twice is one number
             others.update(place.identity for place in found.int_places)
@@ -109,7 +119,11 @@ def with_symbols(inputs: Inputs, programs: Iterable[Program], sizes: bool, given
             places |= {place.location: place for place in found.int_places if others[place.identity] >= _OTHER_INTS}
             varying |= {path for path in found.given_ints if given_ints or others[path] >= _OTHER_INTS}
     varying.difference_update(inputs.static)
-    leaves = [Symbolic(v) if s.path in varying else v for s, v in zip(inputs.slots, inputs.leaves, strict=True)]
+    texts.difference_update(inputs.static, read)
+    leaves = [
+        Symbolic(v) if s.path in varying else Unread(v, s.path) if s.path in texts else v
+        for s, v in zip(inputs.slots, inputs.leaves, strict=True)
+    ]
     state = _numbers(places.values(), set(here))
     return evolve(inputs, leaves=tuple(leaves), sizes=_where_first(dims, inputs), state=state, may_be_sizes=sizes)
 
@@ -127,10 +141,11 @@ def _numbers(places: Iterable[Place], taken: set[str]) -> tuple[tuple[State, Pla
 
 @frozen
 class _Varying:
-    """What a call has other than a program: floats among the arguments (``given``) and in Python state (``places``),
-    dimensions, and that program's symbols; then ints that the program is for."""
+    """What a call has other than a program: floats (``given``) and ``texts`` among the arguments, floats in Python
+    state (``places``), dimensions, and that program's symbols; then ints that the program is for."""
 
     given: set[str]
+    texts: set[str]
     dims: dict[str, frozenset[int]]
     places: list[Place]
     given_ints: set[str]
@@ -155,7 +170,8 @@ def _varying(program: Program, inputs: Inputs, here: Mapping[str, Any], sizes: b
     captured = captured_by(program, inputs, now)
     closed_over = {str(slot): tensor for slot, tensor in captured if str(slot) not in here}
     specs = dict(program.key.captured) | dict(zip(program.key.paths, program.key.leaves, strict=True))
-    found = {p for p, spec in specs.items() if isinstance(spec, DynamicSpec)} & numbers
+    of_any = {p for p, spec in specs.items() if isinstance(spec, DynamicSpec)}
+    found, texts = of_any & numbers, {p for p in of_any if type(here.get(p)) in KINDS}
     dims = {p: _symbolic(spec, here.get(p, closed_over.get(p))) for p, spec in specs.items()} if sizes else {}
     held = [(slot, now.place(place)) for slot, place in program.facts.numbers]
     places = [place for slot, place in held if type(place.read()) is slot.kind]
@@ -166,6 +182,8 @@ def _varying(program: Program, inputs: Inputs, here: Mapping[str, Any], sizes: b
         place = difference.place
         if difference.where in numbers:
             (given_ints if type(here[difference.where]) is int else found).add(difference.where)
+        elif difference.about == "text":
+            texts.add(difference.where)
         elif _may_hold(place, float):
             places.append(place)
         elif _may_hold(place, int):
@@ -177,7 +195,7 @@ def _varying(program: Program, inputs: Inputs, here: Mapping[str, Any], sizes: b
             and not (difference.about and dims.get(difference.where))
         ):
             return None
-    return _Varying(found, dims, places, given_ints - found, int_places)
+    return _Varying(found, texts, dims, places, given_ints - found, int_places)
 
 
 def _symbolic(spec: LeafSpec, now: Any) -> frozenset[int]:

@@ -401,7 +401,7 @@ def _pops(step: dis.Instruction) -> int:
         return 1
     if step.opname.startswith("LOAD_") or step.opname in ("PUSH_NULL", "KW_NAMES"):
         return 0
-    return _POPS.get(step.opname, lambda arg: 99)(step.arg or 0)
+    return _POPS[step.opname](step.arg or 0) if step.opname in _POPS else 99
 
 
 @frozen

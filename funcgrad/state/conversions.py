@@ -36,6 +36,7 @@ from .code import GLOBAL, asks_type, asks_type_otherwise, mentions, without_padd
 from .hooks import current_listener
 from .names import LIBRARIES, package
 from .renamed import original, renamed
+from .unread import Unread
 
 Globals = dict[str, Any]
 _lock = threading.Lock()
@@ -105,11 +106,11 @@ class _Int(metaclass=Converted):
 
 
 class TypeOf(Converted):
-    """What stands for ``type``: that of a symbol, or of a tensor of a trace, is the one it says. A table finds ``type``
-    by it."""
+    """What stands for ``type``: that of a symbol, a tensor of a trace, or an unread text is the one it says. A table
+    finds ``type`` by it."""
 
     def __call__(cls, *given: Any, **options: Any) -> Any:
-        stands_in = len(given) == 1 and isinstance(given[0], (SymInt, SymFloat, FunctionalTensor))
+        stands_in = len(given) == 1 and isinstance(given[0], (SymInt, SymFloat, FunctionalTensor, Unread))
         return given[0].__class__ if stands_in else type(*given, **options)
 
     def __eq__(cls, other: object) -> bool:

@@ -53,6 +53,7 @@ from ..runtime.program import Program
 from ..runtime.recompiles import Recompiles
 from ..runtime.varying import (
     Symbol,
+    as_read,
     inputs_to_try,
     varying_symbols,
     with_objects,
@@ -136,6 +137,8 @@ class Programs(abc.ABC):
         self._firsts = 0
         self._caught = 0
         self._not_symbolic: set[tuple[Symbol, Any]] = set()
+        self._texts_read: frozenset[str] = frozenset()
+        """The paths of the texts among the arguments that the function may read, where calls bring others."""
         self._no_sizes: set[Any] = set()
         """By what shares memory, where the function does not trace with numbers as sizes."""
         self.__name__ = name_of(definition.root)
@@ -378,7 +381,19 @@ class Programs(abc.ABC):
             return self._compile(inputs, path)
         sizes = self._options.memory_budget is None  # programs with one are for known sizes
         start = with_sizes_as_symbols(inputs) if dynamic and sizes else inputs
-        symbolic = with_symbols(start, programs, sizes, given_ints=not self._definition.replays)
+        given_ints = not self._definition.replays
+        symbolic = with_symbols(start, programs, sizes, given_ints, self._texts_read)
+        if symbolic.unread:
+            try:
+                return self._first_that_traces(symbolic, inputs, path)
+            # by any error: what takes a text, and is given what stands for one, raises errors of its own
+            except Exception as error:
+                log(1, f"{self.__name__} reads {', '.join(sorted(symbolic.unread))} ({error})")
+                self._texts_read |= symbolic.unread
+        return self._first_that_traces(as_read(symbolic), inputs, path)
+
+    def _first_that_traces(self, symbolic: Inputs, inputs: Inputs, path: Path) -> Program:
+        """Compile with as many of these symbols as the function can work on."""
         shared = self._shared(inputs)
         symbols = varying_symbols(symbolic)
         symbols -= {symbol for symbol, where in self._not_symbolic if where == shared}
