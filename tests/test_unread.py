@@ -152,6 +152,14 @@ def test_gradients_and_derivatives_of_these():
     assert len(f._cache.programs) == 2
 
 
+def test_of_several_those_that_are_not_read_are_no_part_of_the_key():
+    f = fg.jit(lambda b: b["x"] * (2 if b["mode"] == "train" else 3))
+    for i in range(8):
+        batch = {"x": X, "mode": ("train", "test")[i % 2], "name": f"image{i}"}
+        assert torch.equal(f(batch), X * (3 if i % 2 else 2))
+    assert len(f._cache.programs) <= 4
+
+
 def test_one_that_is_read_and_another_in_each_call_is_warned_of():
     compiled = fg.jit(lambda b: b["x"] * len(b["name"]))
     with pytest.warns(fg.RecompileWarning, match="says something else in each call"):

@@ -80,9 +80,11 @@ def inputs_to_try(symbolic: Inputs, symbols: Collection[Symbol]) -> list[Inputs]
     return [found[0], first, *found[1:]] if found[0].has_symbols_for_sizes else found
 
 
-def as_read(inputs: Inputs) -> Inputs:
-    """The inputs, with what the function was not to read."""
-    return evolve(inputs, leaves=tuple(of(v, "_value") if is_unread(v) else v for v in inputs.leaves))
+def as_read(inputs: Inputs, read: Collection[str]) -> Inputs:
+    """The inputs, with the texts that the function was not to read, and did."""
+    pairs = zip(inputs.slots, inputs.leaves, strict=True)
+    leaves = tuple(of(v, "_value") if is_unread(v) and slot.path in read else v for slot, v in pairs)
+    return evolve(inputs, leaves=leaves)
 
 
 def without_symbols(inputs: Inputs, gone: Collection[Symbol]) -> Inputs:

@@ -58,6 +58,11 @@ def is_unread(value: Any) -> bool:
     return type(value) is Unread
 
 
+def read_of(leaves: Iterable[Any]) -> frozenset[str]:
+    """The paths of those that were read."""
+    return frozenset(of(leaf, "_path") for leaf in leaves if is_unread(leaf) and of(leaf, "_was_read"))
+
+
 def require_unread(leaves: Iterable[Any], results: Iterable[Any]) -> None:
     """Raise ``TextReadError`` where a function that was given these leaves has read one, whatever it has made of
     that, or returns one."""

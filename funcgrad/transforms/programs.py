@@ -63,6 +63,7 @@ from ..runtime.varying import (
 )
 from ..stages import Stages
 from ..state.lines import warn
+from ..state.unread import read_of
 from ..symbolic.sizes import SizeError
 from ..torch_private.modes import modes_entered, outside_dispatch_modes, saved_as_they_are
 from .arguments import take_apart
@@ -383,14 +384,16 @@ class Programs(abc.ABC):
         start = with_sizes_as_symbols(inputs) if dynamic and sizes else inputs
         given_ints = not self._definition.replays
         symbolic = with_symbols(start, programs, sizes, given_ints, self._texts_read)
-        if symbolic.unread:
+        while symbolic.unread:
             try:
                 return self._first_that_traces(symbolic, inputs, path)
             # by any error: what takes a text, and is given what stands for one, raises errors of its own
             except Exception as error:
-                log(1, f"{self.__name__} reads {', '.join(sorted(symbolic.unread))} ({error})")
-                self._texts_read |= symbolic.unread
-        return self._first_that_traces(as_read(symbolic), inputs, path)
+                read = read_of(symbolic.leaves) or symbolic.unread
+                log(1, f"{self.__name__} reads {', '.join(sorted(read))} ({error})")
+                self._texts_read |= read
+                symbolic = as_read(symbolic, read)
+        return self._first_that_traces(symbolic, inputs, path)
 
     def _first_that_traces(self, symbolic: Inputs, inputs: Inputs, path: Path) -> Program:
         """Compile with as many of these symbols as the function can work on."""
