@@ -56,17 +56,45 @@ def noting_accumulated(trace: Trace) -> Iterator[None]:
         for known in leaves:
             if not known.functional.requires_grad:  # the pass is a program of its own, which gives those of its inputs
                 raise refusals.ACCUMULATES_UNKNOWN(type_text(known.real), where=known.where)
-    before = [_gradient(known.functional) for known in leaves]
+    stand_ins = [known.functional for known in leaves]
+    before = gradients_of(stand_ins)
     yield
-    for known, gradient in zip(leaves, before, strict=True):
-        if gradient != _gradient(known.functional):
+    for known, was, now in zip(leaves, before, gradients_of(stand_ins), strict=True):
+        if was != now:
             trace.accumulated_in_backward.add(id(known.real))
     _require_apart(trace)
 
 
-def _gradient(leaf: Tensor) -> tuple[int, int] | None:
+_Gradient = tuple[int, int] | None
+"""The identity of what is a leaf's gradient, and its version."""
+
+
+def _gradient(leaf: Tensor) -> _Gradient:
+    return None if leaf.grad is None else (id(leaf.grad), leaf.grad._version)
+
+
+def gradients_of(tensors: Sequence[Tensor]) -> list[_Gradient]:
+    """Which gradients the leaves among some tensors have."""
     with without_function_modes():
-        return None if leaf.grad is None else (id(leaf.grad), leaf.grad._version)
+        return [_gradient(t) if t.is_leaf else None for t in tensors]
+
+
+def with_accumulated(
+    targets: Sequence[Tensor], before: Sequence[_Gradient], found: Sequence[Tensor | None]
+) -> tuple[Tensor | None, ...]:
+    """The gradients of a pass, with what Python has added to them within it, by a ``.backward()`` of its own; these
+    leaves had ``before``."""
+    result = list(found)
+    for i, (target, was, now) in enumerate(zip(targets, before, gradients_of(targets), strict=True)):
+        if was == now:
+            continue
+        if was is not None:
+            raise refusals.ACCUMULATED_AND_ASKED(type_text(target), where=user_line())
+        with without_function_modes():
+            added = target.grad
+        own = result[i]
+        result[i] = added if own is None or added is None else own + added
+    return tuple(result)
 
 
 def _require_apart(trace: Trace) -> None:

@@ -16,6 +16,8 @@ from .program import Program
 
 _CHANGES = 3
 """How often one number may be another before a call compiles with a warning."""
+_SEVERAL_CHANGE = 7
+"""The same of several values at once: each may settle in its own time."""
 
 _STATE = (
     "a value it reads is another in each call ({}). Pass it as an argument, where a float becomes a symbol, keep it "
@@ -74,8 +76,9 @@ class Recompiles:
             reasons |= _of_sizes(by_program, why_static)
         for about, reason in reasons.items():
             self._counts[about] += 1
-            if self._counts[about] == _CHANGES:
-                warn(f"{name} compiles for the {_CHANGES + 1}th time, since {reason}", RecompileWarning)
+            at = _SEVERAL_CHANGE if about == _TOGETHER else _CHANGES
+            if self._counts[about] == at:
+                warn(f"{name} compiles for the {at + 1}th time, since {reason}", RecompileWarning)
 
     def note_path(self, name: str, programs: Sequence[Program]) -> None:
         """Warn at the fourth compile for a number that was read of a tensor, and is a symbol but for its value being

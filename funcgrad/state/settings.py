@@ -15,7 +15,6 @@ import sys
 import threading
 import types
 import warnings
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -236,19 +235,6 @@ def settings_of(function: Any) -> Sequence[Setting]:
     """What a function asks for, or sets."""
     is_known = isinstance(function, (types.FunctionType, types.BuiltinFunctionType, type))
     return _BY_FUNCTION.get(function, ()) if is_known else ()
-
-
-_levels: weakref.WeakKeyDictionary[logging.Logger, Setting] = weakref.WeakKeyDictionary()
-
-
-def level_of(logger: logging.Logger) -> Setting:
-    """From which level on a logger lets records pass: it is asked for where they are kept, and set for all loggers
-    below it, too."""
-    of = weakref.ref(logger)
-    return _levels.setdefault(
-        logger,
-        Setting(f"logging.getLogger({logger.name!r}).level", lambda: of().level, lambda level: of().setLevel(level)),  # type: ignore[union-attr]
-    )
 
 
 _KEEP_FLAGS = ("torch.backends", "torch.utils.deterministic")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import logging
 import os
 import sys
 import types
@@ -33,8 +32,9 @@ from .given import OF_ITEMS, with_parts
 from .guards import MISSING, Guard, Met, Place, members_said
 from .hooks import hooked_process, listening, unhook
 from .identities import Identities
-from .impure import asks_clock, levels_of, put_back, refuse_draw
+from .impure import asks_clock, put_back, refuse_draw
 from .lines import Lines, is_user_file
+from .loggers import Loggers
 from .names import (
     LIBRARIES,
     TABLES,
@@ -50,14 +50,12 @@ from .names import (
 )
 from .renamed import original
 from .restart import Known, Restart
-from .settings import level_of
-from .unwatched import Unwatched
 from .values import copied, same
 
 Converting = Sequence[tuple[types.FunctionType, frozenset[str]]]
 
 
-class Watch(Unwatched):
+class Watch(Loggers):
     """Use as a context manager around what runs code of the caller's; ``finish`` it, then ``guards`` and ``tensors``
     say what was read, ``met`` what was there.
 
@@ -431,28 +429,6 @@ class Watch(Unwatched):
     def asked_identity(self, of: Any) -> None:
         """It was asked which object one is."""
         self.identities.note(of)
-
-    def asked_level(self, logger: logging.Logger) -> None:
-        """It was asked what a logger lets pass."""
-        with listening(None):
-            for place in levels_of(logger, f"logging.getLogger({logger.name!r})"):
-                self._guard(Guard.of(place, place.read()))
-
-    def sets_level(self, logger: logging.Logger) -> None:
-        """What a logger lets pass is about to be set: to what it is already, it may be."""
-        with listening(None):
-            self._setting(level_of(logger))
-
-    def sets_up(self, logger: logging.Filterer, name: str) -> None:
-        """What a logger does with records is about to be set."""
-        with listening(None):
-            place = Place("item", vars(logger), name, f"{type(logger).__name__}.{name}")
-            if isinstance(held := place.read(), list):
-                self._container(held, place.name)
-                self._guard(Guard.contents(held, list(held), place.name))
-            else:
-                self.slots.setdefault((id(logger), name), (place, held))
-                self._guard(Guard.of(place, held))
 
     def looked_into(self, path: str) -> None:
         """A file was read, or asked for what it is."""

@@ -21,6 +21,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from .. import refusals
 from ..autograd_state import has_dead_end, has_history, is_leaf
+from ..capture.gradients import gradients_of, with_accumulated
 from ..capture.inner import Inner
 from ..capture.runs_again import copies_at_own_level, running_again
 from ..capture.trace import active_trace
@@ -372,8 +373,9 @@ class Pullback(Definition):
                     # eager PyTorch runs that, too, which may find that what it saved was written to
                     torch.autograd.backward(edges, seeds)
                     return tuple(target.grad for target in targets)
+                before = gradients_of(targets)
                 found = torch.autograd.grad(edges, targets, seeds, create_graph=differentiable, allow_unused=True)
-                return tuple(map(_with_accumulated, targets, found))
+                return with_accumulated(targets, before, found)
 
     def _by_torch_func(self, values: Sequence[Any], cotangents: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
         """The same of values that transforms of the trace may wrap."""
@@ -400,13 +402,6 @@ class Pullback(Definition):
     def out_slot(self, path: str) -> Slot:
         (i,) = (int(number) for number in re.findall(r"\[(\d+)\]", path))
         return Grad(self.inner.signature.ins[self.wrt[i]])  # type: ignore[arg-type]
-
-
-def _with_accumulated(target: Tensor, gradient: Tensor | None) -> Tensor | None:
-    """A gradient, with what Python has added to it within the backward pass, by a ``.backward()`` of its own."""
-    with without_function_modes():
-        added = target.grad if target.is_leaf else None
-    return gradient if added is None else added if gradient is None else gradient + added
 
 
 @contextlib.contextmanager
