@@ -95,9 +95,7 @@ def print_guards(
             pending[:0] = inner
             tensors.append(name)
         elif isinstance(spec, DynamicSpec):
-            if not spec.is_object:  # else it is asked where the object gets its name
-                constants[f"type_{name}"] = spec.kind
-                lines.append(f"if type({name}) is not type_{name}: {otherwise}")
+            lines += _kind_differs(name, spec, constants, otherwise)
         elif type(spec.value) in (bool, int, str, type(None)):
             lines.append(f"if type({name}) is not {type(spec.value).__name__} or {name} != {spec.value!r}: {otherwise}")
         else:
@@ -118,6 +116,15 @@ def print_guards(
         lines.append(f"if len({{{memory}}}) != {len({alone[0] for alone in key.aliasing})}: {otherwise}")
         lines += [f"if {condition}: {otherwise}" for condition in _aliases_differ(key.aliasing, tensors, memory_of)]
     return lines
+
+
+def _kind_differs(name: str, spec: DynamicSpec, constants: dict[str, Any], otherwise: str) -> Iterator[str]:
+    """That a value is of another type; of an object that is asked where it gets its name."""
+    if not spec.is_object:
+        kind = spec.kind.__name__
+        if spec.kind.__module__ != "builtins":
+            constants[kind := f"type_{name}"] = spec.kind
+        yield f"if type({name}) is not {kind}: {otherwise}"
 
 
 def _aliases_differ(pattern: Sequence[tuple[Any, ...]], names: Sequence[str], memory_of: str) -> Iterator[str]:
