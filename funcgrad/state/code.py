@@ -53,8 +53,8 @@ class Use:
         """What happens to the item at these keys; None where it is another one."""
         if any(own is not ANY and own != key for own, key in zip(self.keys, path, strict=False)):
             return None
-        if len(self.keys) < len(path) and self.then == "look":
-            return None
+        if self.then == "look" and len(self.keys) < len(path) and isinstance(path[len(self.keys)], str):
+            return None  # of a dict, keys are asked for; items of a list are compared
         return self.then if len(self.keys) == len(path) else "read"
 
 
