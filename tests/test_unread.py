@@ -172,3 +172,10 @@ def test_an_explanation_says_that_it_may_be_any():
     for i in range(2):
         compiled({"x": X, "name": f"image{i}"})
     assert "any str" in str(compiled.explain({"x": X, "name": "another"}))
+
+
+def test_a_structure_that_is_another_in_each_call_is_warned_of():
+    compiled = fg.jit(lambda b: b["x"] * 2)
+    with pytest.warns(fg.RecompileWarning, match="of another structure in each call"):
+        for i in range(8):
+            compiled({"x": X, "words": ["a"] * i})

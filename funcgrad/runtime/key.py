@@ -328,7 +328,8 @@ class Difference:
     what: str
     about: str = ""
     """``"shape"``, ``"stride"`` of a tensor; ``"sizes"``: a condition on sizes alone; ``"state"``: of Python;
-    ``"value"``: of a number; ``"text"``: of a text, a path or a date; ``"object"``: which one of its type it is."""
+    ``"structure"``: of arguments; ``"value"``: of a number; ``"text"``: of a text, a path or a date; ``"object"``:
+    which one of its type it is."""
     place: Place | None = None
     """Where that value lives."""
     fixed_in: str = ""
@@ -343,7 +344,7 @@ class Difference:
 def explain(old: CallKey, new: CallKey) -> list[Difference]:
     """Which parts of two keys differ; empty if none does."""
     found = [
-        Difference(_shown(p, new.names), f"structure was {a}, now {b}")
+        Difference(_shown(p, new.names), f"structure was {a}, now {b}", "structure")
         for p, a, b in differences(old.tree, new.tree, "")
     ]
     sizes = sizes_in(old, new)

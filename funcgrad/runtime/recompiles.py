@@ -38,6 +38,10 @@ _READ = (
     "(torch.arange, a reduction, "
     "a mask), pad to few sizes, or say dynamic=False where a program for each size is meant."
 )
+_STRUCTURE = (
+    "the arguments are of another structure in each call ({}). Pass a tensor in the place of a list, pad to few "
+    "lengths, or leave out what is not needed."
+)
 _STATIC = (
     "a size is another in each call ({}), and the function is not traced with a symbol for it{}. Let what needs the "
     "number be done "
@@ -70,13 +74,14 @@ class Recompiles:
         symbols for sizes."""
         by_program = [(program, found) for program in programs if (found := why_not(program, inputs))]
         reasons = _of_state(by_program) | _of_objects(by_program)
+        reasons |= _of_structure(by_program)
         reasons |= {where: reason for where, reason in _of_texts(by_program).items() if where not in inputs.static}
         if options.dynamic is not False:
             reasons |= {w: reason for w, reason in _of_values(by_program).items() if w not in inputs.static}
             reasons |= _of_sizes(by_program, why_static)
         for about, reason in reasons.items():
             self._counts[about] += 1
-            at = _SEVERAL_CHANGE if about == _TOGETHER else _CHANGES
+            at = _SEVERAL_CHANGE if about in (_TOGETHER, _OF_ARGUMENTS) else _CHANGES
             if self._counts[about] == at:
                 warn(f"{name} compiles for the {at + 1}th time, since {reason}", RecompileWarning)
 
@@ -100,7 +105,7 @@ _SYMBOL = re.compile(r"\b[a-z]+_?\d+\b")
 _Misses = Collection[tuple[Program, list[Difference]]]
 
 
-_TOGETHER, _SHOWN = "values of Python state", 3
+_TOGETHER, _OF_ARGUMENTS, _SHOWN = "values of Python state", "the structure of arguments", 3
 
 
 def _of_state(misses: _Misses) -> dict[str, str]:
@@ -121,6 +126,12 @@ def _of_objects(misses: _Misses) -> dict[str, str]:
     """The arguments that alone are other objects."""
     alone = [found[0] for _, found in misses if {(d.where, d.about) for d in found} == {(found[0].where, "object")}]
     return {d.where: _OBJECT.format(d) for d in alone}
+
+
+def _of_structure(misses: _Misses) -> dict[str, str]:
+    """The structure of arguments, where it alone is another than in each program."""
+    alone = [found[0] for _, found in misses if {d.about for d in found} == {"structure"}]
+    return {_OF_ARGUMENTS: _STRUCTURE.format(alone[-1])} if alone and len(alone) == len(misses) else {}
 
 
 def _of_texts(misses: _Misses) -> dict[str, str]:
