@@ -9,6 +9,7 @@ import gc
 import sys
 import tempfile
 import zlib
+from pathlib import Path
 
 import pytest
 import torch
@@ -33,24 +34,6 @@ gc.set_threshold(2000, 20, 20)  # traces make many objects, and few of them ring
 _frozen = 0
 
 
-OF_KERNELS = {
-    "archive", "benchmarks", "common_subexpressions", "computations", "copies", "fusion", "fusion_order", "in_place",
-    "index", "jax_programs", "kernels", "library", "normalised", "numbers", "op_table", "operators", "order", "philox",
-    "products", "programs", "recurrent", "sizes", "store", "strided", "training_programs", "transformers",
-    "user_models", "vector_math",
-}  # fmt: skip
-"""Tests of what C kernels compute, and of files that other processes share. In all others the C compiler, which takes
-half of the time of a first call, does not optimise; ``make test-long`` compiles all as users do."""
-
-
-def pytest_runtest_setup(item):
-    from funcgrad.backends import build  # not before the environment above is set
-
-    is_of_kernels = item.path.stem.removeprefix("test_") in OF_KERNELS
-    effort = "-O0" if item.config.option.markexpr == "not long" and not is_of_kernels else "-O3"
-    build.FLAGS = tuple(effort if flag in ("-O0", "-O3") else flag for flag in build.FLAGS)
-
-
 def pytest_runtest_teardown():
     """A test that sets the number of threads does not set it for others. What was imported stays: each full
     collection would walk it again, a quarter of a second, and traces cause many."""
@@ -68,6 +51,8 @@ def pytest_configure(config):
     config.addinivalue_line("filterwarnings", "error::funcgrad.errors.UnresolvedCaptureWarning")
 
 
+SLOW = frozenset(Path(__file__).with_name("slow.txt").read_text().splitlines())
+"""Tests that take more than three seconds, as ``--durations=0`` tells: one in four of them runs by default."""
 SOME, MANY, VERY_MANY = 3, 8, 16
 WHOLE = ("house/", "laws/", "test_errors.py", "test_mechanisms.py")
 """What runs whole whatever it takes: rows of which each stands for itself, and laws, which say how many they are."""
@@ -76,16 +61,18 @@ WHOLE = ("house/", "laws/", "test_errors.py", "test_mechanisms.py")
 @pytest.hookimpl(tryfirst=True)  # before cases are chosen by their marks
 def pytest_collection_modifyitems(items):
     """Of the cases of a ``sweep(n)``, one in n runs by default, which goes by its name; the others are ``long``. So it
-    is with two in three cases of a function that has some, five in six of one that has many, and eleven in twelve of
-    one that has very many."""
+    is with three in four cases of a function that has some, seven in eight of one that has many, and fifteen in sixteen
+    of one that has very many."""
     cases = collections.Counter(item.nodeid.partition("[")[0] for item in items)
     for item in items:
         function, sweep = item.nodeid.partition("[")[0], item.get_closest_marker("sweep")
         n = cases[function]
-        one_in = 12 if n > VERY_MANY else 6 if n > MANY else 3 if n > SOME else 1
+        one_in = 16 if n > VERY_MANY else 8 if n > MANY else 4 if n > SOME else 1
         if any(part in function for part in WHOLE):
             one_in = 1
         if sweep is not None:
             one_in = sweep.args[0]
+        if item.nodeid in SLOW:
+            one_in = max(one_in, 4)
         if zlib.crc32(item.nodeid.encode()) % one_in:
             item.add_marker(pytest.mark.long)

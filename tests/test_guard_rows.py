@@ -285,5 +285,5 @@ def test_a_model_of_many_layers_is_compared_in_c():
 
 
 def test_random_programs_do_what_eager_does(any_number):
-    found = over(examine(seed, "no") for seed in range(300, 320))
+    found = over(examine(seed, "no") for seed in range(300, 308))
     assert not found, "\n".join(found)

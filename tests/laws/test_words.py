@@ -15,7 +15,7 @@ MENDED = [(("grad", "jacfwd", "jvp"), "detached", 1)]
 CASES = [*MENDED, *random.Random(4).sample(SHORT, len(SHORT) // 10), *random.Random(5).sample(LONG, 30)]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("word", "name", "at"), CASES, ids=lambda v: "∘".join(v) if isinstance(v, tuple) else str(v))
 def test_a_word_of_transforms(word, name, at):
