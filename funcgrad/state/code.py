@@ -460,9 +460,11 @@ class _Ahead:
     def is_grown(self, variable: str) -> bool:
         """Whether code only adds to what a local variable holds."""
         for at, step in enumerate(self.steps):
-            names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
-            if step.opname.startswith("LOAD_FAST") and variable in names and use_at(self.steps, at) != _GROWN:
-                return False
+            if "LOAD_FAST" in step.opname:  # from Python 3.13 on one step may store, or load, another one, too
+                names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
+                *others, last = names[step.opname.startswith("STORE") :]
+                if variable in others or (variable == last and use_at(self.steps, at) != _GROWN):
+                    return False
         return True
 
 
