@@ -260,3 +260,60 @@ def test_a_list_of_which_one_item_is_replaced_has_no_tensor_of_the_trace():
     *found, kinds_found = run(lambda f: fg.jit(f, backend="aten"))
     torch.testing.assert_close(found, expected)
     assert kinds_found == kinds
+
+
+class _Slotted:
+    __slots__ = ("h", "w")
+
+    def __init__(self):
+        self.h, self.w = torch.zeros(3), torch.full((3,), 0.5)
+
+
+class _Module(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("h", torch.zeros(3))
+        self.register_buffer("w", torch.full((3,), 0.5))
+
+
+def _items():
+    return {"h": torch.zeros(3), "w": torch.full((3,), 0.5)}
+
+
+def _swap(held):
+    if isinstance(held, dict):
+        held["h"], held["w"] = held["w"], held["h"]
+        return held["h"]
+    held.h, held.w = held.w, held.h
+    return held.h
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("reads", [False, True])
+@pytest.mark.parametrize("make", [lambda: types.SimpleNamespace(**_items()), _items, _Slotted, _Module])
+def test_tensors_of_an_object_that_is_met_on_the_way_change_places_below_a_second_derivative(make, reads):
+    """A tensor of the trace was left there, of what the derivative met when stand-ins were in the places."""
+
+    def run(wrap):
+        host = types.SimpleNamespace(inner=types.SimpleNamespace(held=make()))
+
+        class Host:
+            def __init__(self):
+                self.inner = host.inner
+
+        own = Host()
+
+        def f(x):
+            h = _swap(own.inner.held)
+            return (x.sin() * h if reads else x.sin()).sum()
+
+        call, found = wrap(f), []
+        for x in (torch.ones(3), torch.arange(3.0), torch.ones(3)):
+            found.append(torch.func.grad(lambda x: torch.func.grad(call)(x).sum())(x))
+            held = own.inner.held
+            now = [held["h"], held["w"]] if isinstance(held, dict) else [held.h, held.w]
+            assert [type(t) for t in now] == [torch.Tensor] * 2
+            found += [t.clone() for t in now]
+        return found
+
+    torch.testing.assert_close(run(lambda f: fg.jit(f, backend="aten")), run(lambda f: f))

@@ -249,7 +249,7 @@ class Inner:
                 trace.watch.see(effect.container, effect.name)
         with (
             trace.binding([*bound.values()], [bound[slot] for slot in bound if slot in written]),
-            _put((place, seen[slot]) for place, slot in moved),
+            _put(trace.watch, [(place, seen[slot]) for place, slot in moved]),
             taken_back(facts.state.effects) if places else contextlib.nullcontext(),
         ):
             result = self.definition(*args, **kwargs)
@@ -368,8 +368,9 @@ class Inner:
 
 
 @contextlib.contextmanager
-def _put(values: Iterable[tuple[Place, Any]]) -> Iterator[None]:
-    """Inside, these are in their places, until the function stores others there."""
+def _put(watch: Watch, values: Iterable[tuple[Place, Any]]) -> Iterator[None]:
+    """Inside, these are in their places, until the function stores others there. What the ``watch`` meets there for the
+    first time held what is put back."""
     held = [(place, place.read(), value) for place, value in values]
     for place, was, value in held:
         if not isinstance(was, Tensor):
@@ -378,8 +379,9 @@ def _put(values: Iterable[tuple[Place, Any]]) -> Iterator[None]:
     try:
         yield
     finally:
-        for place, was, _ in held:
+        for place, was, value in held:
             place.write(was)
+            watch.held_before(place, value, was)
 
 
 def _there(captured: CapturedTensor) -> Tensor:

@@ -44,6 +44,7 @@ from .names import (
     is_installed,
     is_library,
     item_name,
+    item_of,
     joined,
     package,
     slots_of,
@@ -179,6 +180,14 @@ class Watch(Loggers):
                 self.stood_in[id(stand_in)] = stand_in, number
             place.write(stand_in)
         return put
+
+    def held_before(self, place: Place, stand_in: Any, was: Any) -> None:
+        """What was met while something stood in a place held what was there."""
+        met, slot = self.met.get(id(place.owner)), (id(place.owner), place.key)
+        if met is not None and item_of(met.before, place.key) is stand_in:
+            met.before[place.key] = was
+        if slot in self.slots and self.slots[slot][1] is stand_in:  # type: ignore[index]
+            self.slots[slot] = (self.slots[slot][0], was)  # type: ignore[index]
 
     def take_numbers_back(self) -> None:
         """The numbers are in their places again."""
