@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import funcgrad as fg
+from funcgrad.state.code import ANY, mentions
 
 
 def _loop(s, x):
@@ -42,6 +43,20 @@ def _chosen(s, x):
 
 
 GROWS = [_loop, _setdefault, _nested, _variable, _made_where_it_is_missing]
+
+
+def test_a_key_may_be_what_a_call_gives():
+    """Python 3.11 counts the arguments of a call apart from the call: what came after was taken for an item's use."""
+
+    def f(s, t, g, a, b, v):
+        s.grown[g(a, b)].append(v)
+        s.stored[g(a, b)] = v
+        t[s.key[g(a, b)]] = v
+        t[s.place[g(a)]].append(v)
+
+    uses = {name: [(use.keys == (ANY,), use.then) for use in own] for name, own in mentions(f.__code__).uses.items()}
+    names = ("grown", "stored", "key", "place")
+    assert [uses[name] for name in names] == [[(True, then)] for then in ("grow", "store", "read", "read")]
 
 
 def _reads_the_last(s, x):

@@ -12,7 +12,7 @@ import dis
 import functools
 import itertools
 import types
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -288,11 +288,9 @@ def use_at(steps: Sequence[dis.Instruction], at: int) -> Use:
     while (item := rest.item()) is not None:
         key, rest = item
         keys.append(key)
-    if rest.ops(0) in _CONSTANT and rest.ops(1) == "STORE_SUBSCR":
-        return Use((*keys, _hashable(rest.value(0))), "store")
     stored = rest.past_values(1)
     if stored is not None and stored.ops(0) == "STORE_SUBSCR":
-        return Use((*keys, ANY), "store")
+        return Use((*keys, rest.key_until(stored)), "store")
     if (
         rest.ops(0) in _CONSTANT
         and rest.ops(1) == rest.ops(2) == "COPY"
@@ -382,26 +380,35 @@ def _reads_of_type(rest: _Ahead) -> bool:
 
 
 _BRANCHES = {"POP_JUMP_FORWARD_IF_FALSE", "POP_JUMP_FORWARD_IF_TRUE", "POP_JUMP_IF_FALSE", "POP_JUMP_IF_TRUE"}
-_POPS: Mapping[str, Callable[[int], int]] = {
-    **dict.fromkeys(("UNARY_NEGATIVE", "UNARY_NOT", "FORMAT_SIMPLE", "CONVERT_VALUE"), lambda arg: 1),
-    **dict.fromkeys(("BINARY_OP", "BINARY_SUBSCR", "COMPARE_OP", "FORMAT_WITH_SPEC"), lambda arg: 2),
-    **dict.fromkeys(("BUILD_STRING", "BUILD_TUPLE", "BUILD_LIST"), lambda arg: arg),
-    "BUILD_MAP": lambda arg: 2 * arg,
-    "BUILD_SLICE": lambda arg: arg,
-    "FORMAT_VALUE": lambda arg: 1 + bool(arg & 4),
-    "CALL": lambda arg: arg + 2,
-}
-"""How many values an instruction takes from the stack, by its argument."""
 _GROWN = Use((), "grow")
+_CALLS = {"CALL": 2, "CALL_KW": 3}
+"""How many places a call takes, besides those of its arguments."""
+_TAKES = {
+    **dict.fromkeys(("PUSH_NULL", "KW_NAMES"), 0),
+    **dict.fromkeys(("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM", "UNARY_NEGATIVE", "UNARY_NOT", "STORE_FAST"), 1),
+    **dict.fromkeys(("FORMAT_SIMPLE", "CONVERT_VALUE"), 1),
+    **dict.fromkeys(("BINARY_OP", "BINARY_SUBSCR", "COMPARE_OP", "FORMAT_WITH_SPEC"), 2),
+    "LOAD_SUPER_ATTR": 3,
+}
+_TAKES_EACH = {"BUILD_STRING": 1, "BUILD_TUPLE": 1, "BUILD_LIST": 1, "BUILD_SLICE": 1, "BUILD_MAP": 2}
+"""Those of so many places for each that their argument counts."""
 
 
-def _pops(step: dis.Instruction) -> int:
-    """How many values an instruction takes from the stack; of what may branch, or does more, too many."""
-    if step.opname in ATTRIBUTE:
-        return 1
-    if step.opname.startswith("LOAD_") or step.opname in ("PUSH_NULL", "KW_NAMES"):
-        return 0
-    return _POPS[step.opname](step.arg or 0) if step.opname in _POPS else 99
+def stack_use(step: dis.Instruction) -> tuple[int | None, int]:
+    """How many places of the stack an instruction takes, and how many it leaves; None where it may branch, or nobody
+    knows."""
+    name, n = step.opname, step.arg or 0
+    if name in _CALLS:  # Python 3.11 counts the arguments as taken where it prepares the call
+        return n + _CALLS[name], 1
+    if name == "FORMAT_VALUE":
+        taken = 1 + bool(n & 4)
+    elif name in _TAKES_EACH:
+        taken = n * _TAKES_EACH[name]
+    elif name in _TAKES or name.startswith("LOAD_"):
+        taken = _TAKES.get(name, 0)
+    else:
+        return None, 0
+    return taken, taken + dis.stack_effect(step.opcode, step.arg)
 
 
 @frozen
@@ -437,24 +444,26 @@ class _Ahead:
         end = key.past_values(1 + is_default)
         if end is None or (step := end.at(0)) is None:
             return None
-        n = end.start - key.start - is_default
         last = end.after(-1)
         if is_default:
             is_item = last.ops(0) in ("BUILD_LIST", "BUILD_MAP") and not last.value(0) and step.opname == "CALL"
         else:
             is_item = _subscripts(step) and last.ops(0) != "BUILD_SLICE"
-        is_constant = n == 1 and key.ops(0) in _CONSTANT
-        return (_hashable(key.value(0)) if is_constant else ANY, end.after(1)) if is_item else None
+        return (key.key_until(last if is_default else end), end.after(1)) if is_item else None
+
+    def key_until(self, end: _Ahead) -> Hashable:
+        """The key that the instructions up to others compute."""
+        return _hashable(self.value(0)) if end.start == self.start + 1 and self.ops(0) in _CONSTANT else ANY
 
     def past_values(self, n: int) -> _Ahead | None:
         """What takes the next ``n`` values from the stack, and what was there before; None where it is not these, or
         where there are branches on the way."""
         depth, rest = 0, self
         while (step := rest.at(0)) is not None:
-            if _pops(step) > depth:
+            taken, left = stack_use(step)
+            if taken is None or taken > depth:
                 break
-            depth += dis.stack_effect(step.opcode, step.arg)
-            rest = rest.after(1)
+            depth, rest = depth - taken + left, rest.after(1)
         return rest if depth == n else None
 
     def is_grown(self, variable: str) -> bool:

@@ -18,16 +18,19 @@ from typing import Any
 
 from attrs import frozen
 
-from .code import GLOBAL
+from .code import GLOBAL, stack_use
 
 _LOADS = ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW")
 _BEGINS = (*GLOBAL, *_LOADS, "LOAD_DEREF", "LOAD_CONST")
 _PASSED_OVER = ("PRECALL", "CACHE", "KW_NAMES", "PUSH_NULL", "NOP")
 _MAKES_OPTIONS = ("BUILD_MAP", "BUILD_CONST_KEY_MAP")
 """What makes the options of a call that has a ``*``, where there is no ``**``."""
-_TAKES_ONE = ("LOAD_ATTR", "LOAD_METHOD", "FORMAT_SIMPLE", "CONVERT_VALUE", "UNARY_NEGATIVE", "STORE_FAST")
-_TAKES_TWO = ("BINARY_OP", "BINARY_SUBSCR", "FORMAT_WITH_SPEC")
-_TAKES_ALL = ("BUILD_STRING", "BUILD_TUPLE", "BUILD_LIST")
+_KNOWN = frozenset((
+    *_BEGINS, "LOAD_FAST_LOAD_FAST", "LOAD_ATTR", "LOAD_METHOD", "STORE_FAST", "CALL", "CALL_KW", "UNARY_NEGATIVE",
+    "BINARY_OP", "BINARY_SUBSCR", "FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC", "CONVERT_VALUE", "BUILD_STRING",
+    "BUILD_TUPLE", "BUILD_LIST",
+))  # fmt: skip
+"""What may stand between the text and what is done with it."""
 _LOOK_AT_LOCALS = {"locals", "vars", "eval", "exec", "dir", "_getframe", "currentframe", "breakpoint"}
 _JUMPS = (*dis.hasjrel, *dis.hasjabs)
 _LOGS = ("debug", "info", "warning", "error", "critical", "exception")
@@ -129,7 +132,7 @@ class _Flow:
                 return False
             if step.opname in _PASSED_OVER:
                 continue
-            taken, left = _effect(step)
+            taken, left = stack_use(step) if step.opname in _KNOWN else (None, 0)
             if taken is None:
                 return False
             if taken <= above:
@@ -184,21 +187,6 @@ def _formats(step: dis.Instruction) -> bool:
 def _is_plain(step: dis.Instruction) -> bool:
     """Whether an instruction formats a text as it is."""
     return step.opname == "FORMAT_SIMPLE" or (step.opname == "FORMAT_VALUE" and not step.arg)
-
-
-def _effect(step: dis.Instruction) -> tuple[int | None, int]:
-    """How many places of the stack an instruction takes, and how many it leaves; None where nobody knows."""
-    name, n = step.opname, step.arg or 0
-    if name in _BEGINS or name == "LOAD_FAST_LOAD_FAST":
-        return 0, dis.stack_effect(step.opcode, step.arg)
-    if name in ("LOAD_ATTR", "LOAD_METHOD"):
-        return 1, 1 + dis.stack_effect(step.opcode, step.arg)
-    if name == "FORMAT_VALUE":
-        return 1 + bool(n & 4), 1
-    calls = {"CALL": n + 2, "CALL_KW": n + 3}
-    if name in calls:
-        return calls[name], 1
-    return (1 if name in _TAKES_ONE else 2 if name in _TAKES_TWO else n if name in _TAKES_ALL else None), 1
 
 
 def _callee(steps: Sequence[dis.Instruction], at: int) -> _Callee | None:
