@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime
 import dis
+import functools
 import io
 import logging
 import os
@@ -114,18 +115,24 @@ def seeds(function: types.FunctionType, variables: bool = False) -> bool:
     """Whether a function may seed a generator of Python's or NumPy's, or set its state: one that it names, or
     ``variables``, too."""
     owner: Any = None
-    for step in dis.get_instructions(function.__code__):
-        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            owner = function.__globals__.get(step.argval, MISSING)
-        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            if step.argval in _SEEDS and (isinstance(owner, GENERATORS) or (variables and owner is None)):
+    for opname, name in _loads(function.__code__):
+        if opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            owner = function.__globals__.get(name, MISSING)
+        elif opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            if name in _SEEDS and (isinstance(owner, GENERATORS) or (variables and owner is None)):
                 return True
-            owner = getattr(owner, step.argval, MISSING) if isinstance(owner, types.ModuleType) else MISSING
-        elif step.opname.startswith("LOAD"):
+            owner = getattr(owner, name, MISSING) if isinstance(owner, types.ModuleType) else MISSING
+        else:
             owner = None
         if id(owner) in _SEEDING:
             return True
     return False
+
+
+@functools.lru_cache(maxsize=8192)
+def _loads(code: types.CodeType) -> list[tuple[str, Any]]:
+    """What a code object loads, and how: asked of all code that ran, at each compile."""
+    return [(step.opname, step.argval) for step in dis.get_instructions(code) if step.opname.startswith("LOAD")]
 
 
 def _mentions(names: frozenset[str], said: Mentions, functions: Collection[types.FunctionType]) -> bool:

@@ -94,10 +94,9 @@ class Lines:
                     yield line_of(own, own.co_firstlineno)  # a default
                 steps = without_padding(own) if base in (*own.co_names, *own.co_freevars, *own.co_cellvars) else []
                 for at, step in enumerate(steps):
-                    if step.opname in loads and step.argval == base:
-                        near = use_at(steps, at).keys
-                        if keys is None or keys[: len(near)] == near[: len(keys)]:
-                            yield line_of(own, step.positions.lineno if step.positions else None)
+                    is_named = step.opname in loads and step.argval == base
+                    if is_named and (keys is None or use_at(steps, at).at(keys) is not None):
+                        yield line_of(own, step.positions.lineno if step.positions else None)
 
 
 def _with_nested(code: types.CodeType) -> list[types.CodeType]:
