@@ -55,7 +55,8 @@ SLOW = frozenset(Path(__file__).with_name("slow.txt").read_text().splitlines())
 """Tests that take more than three seconds, as ``--durations=0`` tells: one in four of them runs by default."""
 SOME, MANY, VERY_MANY = 3, 8, 16
 WHOLE = ("house/", "laws/", "test_errors.py", "test_mechanisms.py")
-"""What runs whole whatever it takes: rows of which each stands for itself, and laws, which say how many they are."""
+"""What runs whole, but for what is slow: rows of which each stands for itself, and laws, which say how many they
+are."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before cases are chosen by their marks

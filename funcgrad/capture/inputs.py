@@ -32,8 +32,8 @@ class Inputs:
     """The arguments of one call taken apart: the leaves with their slots, and the structure of ``(args, kwargs)``.
 
     A tensor leaf is an input, a ``Symbolic`` leaf a symbolic float, an ``Unread`` one any of its type; any other leaf
-    is static. ``names`` are those of
-    the positional arguments. ``sizes``: the dimensions of tensors that are traced as symbols, by the tensors' paths.
+    is static. ``names`` are those of the positional arguments. ``sizes``: the dimensions of tensors that are traced as
+    symbols, by the tensors' paths.
     ``state``: the numbers of Python state that are. ``may_be_sizes``: whether numbers that are symbols may be sizes.
     ``identities``: of the containers of the call, and of what these keep items and attributes in, by their variables;
     ``one``: which of them are one object (``which_are_one``).

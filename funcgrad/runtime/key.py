@@ -25,7 +25,7 @@ from ..show.parts import Doc, Table
 from ..show.shown import Shown
 from ..state.guards import Place
 from ..state.unread import KINDS as UNREAD
-from ..state.unread import is_unread, of
+from ..state.unread import is_unread
 from ..state.values import is_plain
 from ..symbolic.sizes import Sizes
 from ..torch_private.modes import function_modes
@@ -242,7 +242,7 @@ def sizes_in(key: CallKey, call: CallKey) -> dict[str, int]:
 def spec_of(value: Any, path: str) -> LeafSpec:
     """The part of the key for one leaf. Raises ``ArgumentError`` for a value that is neither tensor nor comparable."""
     if is_unread(value):
-        return DynamicSpec(of(value, "_kind"), is_read=False)
+        return DynamicSpec(value.__class__, is_read=False)
     if isinstance(value, Tensor):
         return SubclassSpec.of(value, path) if is_wrapper_subclass(value) else TensorSpec.of(value)
     if isinstance(value, Symbolic):

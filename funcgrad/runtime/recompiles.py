@@ -73,12 +73,12 @@ class Recompiles:
         """Warn at the fourth compile for one number that alone is another. ``why_static``: what stood in the way of
         symbols for sizes."""
         by_program = [(program, found) for program in programs if (found := why_not(program, inputs))]
-        reasons = _of_state(by_program) | _of_objects(by_program)
-        reasons |= _of_structure(by_program)
-        reasons |= {where: reason for where, reason in _of_texts(by_program).items() if where not in inputs.static}
+        reasons = _of_state(by_program) | _of_objects(by_program) | _of_structure(by_program)
+        of_arguments = _of_texts(by_program)
         if options.dynamic is not False:
-            reasons |= {w: reason for w, reason in _of_values(by_program).items() if w not in inputs.static}
+            of_arguments |= _of_values(by_program)
             reasons |= _of_sizes(by_program, why_static)
+        reasons |= {where: reason for where, reason in of_arguments.items() if where not in inputs.static}
         for about, reason in reasons.items():
             self._counts[about] += 1
             at = _SEVERAL_CHANGE if about in (_TOGETHER, _OF_ARGUMENTS) else _CHANGES
@@ -128,16 +128,20 @@ def _of_objects(misses: _Misses) -> dict[str, str]:
     return {d.where: _OBJECT.format(d) for d in alone}
 
 
+def _first_of(misses: _Misses, about: str) -> list[Difference]:
+    """The first difference to each program to which all are about one thing."""
+    return [found[0] for _, found in misses if {d.about for d in found} == {about}]
+
+
 def _of_structure(misses: _Misses) -> dict[str, str]:
     """The structure of arguments, where it alone is another than in each program."""
-    alone = [found[0] for _, found in misses if {d.about for d in found} == {"structure"}]
+    alone = _first_of(misses, "structure")
     return {_OF_ARGUMENTS: _STRUCTURE.format(alone[-1])} if alone and len(alone) == len(misses) else {}
 
 
 def _of_texts(misses: _Misses) -> dict[str, str]:
     """The texts among the arguments that alone are others."""
-    alone = [found[0] for _, found in misses if found and {d.about for d in found} == {"text"}]
-    return {d.where: _TEXT.format(d) for d in alone}
+    return {d.where: _TEXT.format(d) for d in _first_of(misses, "text")}
 
 
 def _of_values(misses: _Misses) -> dict[str, str]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..capture.inputs import Inputs, Symbolic
 from ..slots import State
 from ..state.guards import Place
-from ..state.unread import KINDS, Unread, is_unread, of
+from ..state.unread import KINDS, Unread, is_unread, value_of
 from ..torch_private.tensors import is_wrapper_subclass
 from .key import DynamicSpec, LeafSpec, TensorSpec
 from .miss_reasons import captured_by, differences_to, objects_of
@@ -83,7 +83,7 @@ def inputs_to_try(symbolic: Inputs, symbols: Collection[Symbol]) -> list[Inputs]
 def as_read(inputs: Inputs, read: Collection[str]) -> Inputs:
     """The inputs, with the texts that the function was not to read, and did."""
     pairs = zip(inputs.slots, inputs.leaves, strict=True)
-    leaves = tuple(of(v, "_value") if is_unread(v) and slot.path in read else v for slot, v in pairs)
+    leaves = tuple(value_of(v) if is_unread(v) and slot.path in read else v for slot, v in pairs)
     return evolve(inputs, leaves=leaves)
 
 

@@ -30,24 +30,28 @@ class Unread:
     """Stands for such an argument while the function is traced. It is of the argument's class; whatever asks for more
     is told that it must not."""
 
-    __slots__ = ("_kind", "_path", "_value", "_was_read")
+    __slots__ = ("_path", "_value", "_was_read")
 
     def __init__(self, value: Any, path: str) -> None:
-        for name, own in (("_kind", type(value)), ("_path", path), ("_value", value), ("_was_read", False)):
+        for name, own in (("_path", path), ("_value", value), ("_was_read", False)):
             object.__setattr__(self, name, own)
 
     def __getattribute__(self, name: str) -> Any:
-        return of(self, "_kind") if name == "__class__" else _read(self)
+        return type(value_of(self)) if name == "__class__" else _read(self)
 
 
-def of(unread: Unread, name: str) -> Any:
-    """What is known of it."""
+def _of(unread: Unread, name: str) -> Any:
     return object.__getattribute__(unread, name)
+
+
+def value_of(unread: Unread) -> Any:
+    """The argument for which it stands."""
+    return _of(unread, "_value")
 
 
 def _read(unread: Unread, *_: Any, **__: Any) -> Any:
     object.__setattr__(unread, "_was_read", True)
-    raise TextReadError(f"the function reads {of(unread, '_path')}")
+    raise TextReadError(f"the function reads {_of(unread, '_path')}")
 
 
 for _name in _ASKS:
@@ -60,12 +64,12 @@ def is_unread(value: Any) -> bool:
 
 def read_of(leaves: Iterable[Any]) -> frozenset[str]:
     """The paths of those that were read."""
-    return frozenset(of(leaf, "_path") for leaf in leaves if is_unread(leaf) and of(leaf, "_was_read"))
+    return frozenset(_of(leaf, "_path") for leaf in leaves if is_unread(leaf) and _of(leaf, "_was_read"))
 
 
 def require_unread(leaves: Iterable[Any], results: Iterable[Any]) -> None:
     """Raise ``TextReadError`` where a function that was given these leaves has read one, whatever it has made of
     that, or returns one."""
     for leaf in filter(is_unread, leaves):
-        if of(leaf, "_was_read") or any(result is leaf for result in results):
+        if _of(leaf, "_was_read") or any(result is leaf for result in results):
             _read(leaf)
