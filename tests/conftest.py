@@ -52,8 +52,9 @@ def pytest_configure(config):
 
 
 SLOW = frozenset(Path(__file__).with_name("slow.txt").read_text().splitlines())
-"""Tests that take more than three seconds, as ``--durations=0`` tells: one in four of them runs by default."""
-SOME, MANY, VERY_MANY = 3, 8, 16
+"""Tests that take more than three seconds, as ``--durations=0`` tells."""
+ONE_IN = 8
+"""Of slow tests, and of the cases of a function, one in so many runs by default."""
 WHOLE = ("house/", "laws/", "test_errors.py", "test_mechanisms.py")
 """What runs whole, but for what is slow: rows of which each stands for itself, and laws, which say how many they
 are."""
@@ -61,19 +62,20 @@ are."""
 
 @pytest.hookimpl(tryfirst=True)  # before cases are chosen by their marks
 def pytest_collection_modifyitems(items):
-    """Of the cases of a ``sweep(n)``, one in n runs by default, which goes by its name; the others are ``long``. So it
-    is with three in four cases of a function that has some, seven in eight of one that has many, and fifteen in sixteen
-    of one that has very many."""
-    cases = collections.Counter(item.nodeid.partition("[")[0] for item in items)
+    """What does not run by default is marked ``long``. Cases are chosen by their names: of each function one in
+    ``ONE_IN``, one at least; of a ``sweep(n)`` one in n."""
+    functions = collections.defaultdict(list)
     for item in items:
-        function, sweep = item.nodeid.partition("[")[0], item.get_closest_marker("sweep")
-        n = cases[function]
-        one_in = 16 if n > VERY_MANY else 8 if n > MANY else 4 if n > SOME else 1
-        if any(part in function for part in WHOLE):
-            one_in = 1
-        if sweep is not None:
-            one_in = sweep.args[0]
-        if item.nodeid in SLOW:
-            one_in = max(one_in, 4)
-        if zlib.crc32(item.nodeid.encode()) % one_in:
-            item.add_marker(pytest.mark.long)
+        functions[item.nodeid.partition("[")[0]].append(item)
+    for function, cases in functions.items():
+        whole = any(part in function for part in WHOLE)
+        cases.sort(key=_draw)
+        for place, item in enumerate(cases):
+            sweep = item.get_closest_marker("sweep")
+            chosen = not _draw(item) % sweep.args[0] if sweep else whole or place * ONE_IN < len(cases)
+            if not chosen or (item.nodeid in SLOW and _draw(item) % ONE_IN):
+                item.add_marker(pytest.mark.long)
+
+
+def _draw(item):
+    return zlib.crc32(item.nodeid.encode())
