@@ -13,7 +13,7 @@ from ..show.shown import Shown
 from ..show.units import in_bytes
 from ..slots import Arg, Base, Captured, Final, Input, NewGradient, NewMemory, Onward, Out, Rewritten, Slot, Stored
 from ..slots import State as StateSlot
-from ..state.guards import Place
+from ..state.places import Place
 from ..state.said import is_read, shown
 from ..state.state import State
 from ..state.values import is_plain

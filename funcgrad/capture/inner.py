@@ -26,7 +26,7 @@ from ..errors import FuncgradError
 from ..options import BackwardAutocast, Randomness
 from ..slots import Arg, Captured, Final, NewGradient, NewMemory, Rewritten, Signature, Slot, State, Stored
 from ..state.effects import Effect, Grow, Refill, Store, same_effects, taken_back
-from ..state.guards import Place
+from ..state.places import Place
 from ..state.watch import Watch
 from ..state.written import Written
 from ..subclasses import inner_tensors

@@ -11,7 +11,7 @@ from torch import Tensor
 from .. import refusals
 from ..slots import Arg, Captured, State
 from ..state.given import is_watched
-from ..state.guards import Place
+from ..state.places import Place
 from ..state.renewed import Renewed
 from ..state.unread import is_unread
 from ..trees import Container, Node, Tree, children_of, containers_in, put_together

@@ -6,8 +6,9 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from ..slots import Slot
-from ..state.guards import Guard, Place
+from ..state.guards import Guard
 from ..state.late import Late, ReadInBackward
+from ..state.places import Place
 from ..state.watch import Watch
 from ..state.written import Written
 from .capture_sources import Origin

@@ -9,7 +9,8 @@ from attrs import evolve
 
 from .. import refusals
 from ..state.effects import Effect, Refill, Store
-from ..state.guards import Guard, Place
+from ..state.guards import Guard
+from ..state.places import Place
 from ..state.state import with_brought
 from ..state.watch import Watch
 from ..trees import Container

@@ -19,10 +19,10 @@ from ..inside import having
 from ..levels import below_levels
 from ..options import BackwardAutocast, Randomness
 from ..slots import Cotangent, Input, Late, Slot
-from ..state.guards import Place
 from ..state.hooks import listening
 from ..state.lines import user_line
 from ..state.output import Printed, keeping, put_out_again
+from ..state.places import Place
 from ..state.watch import Watch
 from ..state.written import Written
 from ..subclasses import Wrapping, inner_tensors, is_traced, parts

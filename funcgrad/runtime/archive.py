@@ -35,7 +35,7 @@ from ..show.parts import Doc, Table
 from ..show.shown import Shown
 from ..slots import Captured, Slot
 from ..source import Source
-from ..state.guards import Place
+from ..state.places import Place
 from ..state.state import State
 from ..torch_private.levels import transforms_or_duals
 from ..torch_private.symbols import is_size

@@ -28,9 +28,9 @@ from ..printed_trees import print_flatten, print_unflatten
 from ..show.text import elided
 from ..slots import Arg, Base, Slot
 from ..source import Constants, Source, compile_function
-from ..state.guards import GONE_TEXT, Place
-from ..state.guards import Constant as NameOf
 from ..state.new_values import NewObject
+from ..state.places import GONE_TEXT, Place
+from ..state.places import Constant as NameOf
 from ..state.state import print_effects, require_not_put_back
 from ..symbolic.sizes import symbols_in
 from ..trees import Node, Tree, count

@@ -25,7 +25,8 @@ from ..backends import build
 from ..backends.c_language import HOW
 from ..errors import BuildError
 from ..source import Constants
-from ..state.guards import MISSING, Guard, Place
+from ..state.guards import Guard
+from ..state.places import MISSING, Place
 from ..state.renewed import Brought
 from ..state.state import print_guards
 

@@ -23,7 +23,7 @@ from ..capture.inputs import Symbolic
 from ..errors import ArgumentError
 from ..show.parts import Doc, Table
 from ..show.shown import Shown
-from ..state.guards import Place
+from ..state.places import Place
 from ..state.unread import KINDS as UNREAD
 from ..state.unread import is_unread
 from ..state.values import is_plain

@@ -11,8 +11,8 @@ from torch import Tensor
 from ..levels import below_levels
 from ..slots import Slot
 from ..source import Constants, Source, compile_function
-from ..state.guards import GONE, GONE_TEXT, Place
 from ..state.late import Late, Left
+from ..state.places import GONE, GONE_TEXT, Place
 from ..state.values import same
 from .guard_rows import print_state
 

@@ -20,7 +20,7 @@ from ..capture.memory import history
 from ..capture.questions import answer_of
 from ..joint import Broken
 from ..slots import Captured
-from ..state.guards import GONE, Place
+from ..state.places import GONE, Place
 from ..state.renewed import Now
 from ..state.state import of_numbers, writes_to
 from ..subclasses import with_inner

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..capture.inputs import Inputs, Symbolic
 from ..slots import State
-from ..state.guards import Place
+from ..state.places import Place
 from ..state.unread import KINDS, Unread, is_unread, value_of
 from ..torch_private.tensors import is_wrapper_subclass
 from .key import DynamicSpec, LeafSpec, TensorSpec

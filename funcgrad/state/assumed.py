@@ -17,7 +17,7 @@ from torch import Tensor
 from .buffers import is_buffer
 from .caches import entries_of, results_of
 from .code import ANY, Mentions, Use, mentions, together
-from .guards import MISSING, Guard, Met, Place
+from .guards import Guard, Met
 from .hooks import can_be_hooked
 from .impure import is_iterator, refuse_iterator
 from .mentioned import Mentioned
@@ -35,6 +35,7 @@ from .names import (
     only_grows,
     taken_apart,
 )
+from .places import MISSING, Place
 from .reached import CONTAINERS
 from .values import holds_symbols, holds_tensors, is_plain, shape_of
 

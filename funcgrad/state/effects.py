@@ -20,9 +20,9 @@ from attrs import frozen
 from ..slots import Stored
 from .buffers import holds_now, is_buffer, put_into
 from .builtin_methods import call, call_text, overridden
-from .guards import MISSING, Constant, Place
 from .new_values import Names, New
 from .output import Log, Print
+from .places import MISSING, Constant, Place
 from .warned import Warn
 
 

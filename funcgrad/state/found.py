@@ -10,9 +10,10 @@ from typing import Any
 from torch import Tensor
 
 from .caches import Cache
-from .guards import Guard, Met, Place
+from .guards import Guard, Met
 from .impure import Generator, global_generators
 from .lines import reading_line
+from .places import Place
 from .settings import SETTINGS, Setting
 
 

@@ -12,8 +12,8 @@ from attrs import frozen
 
 from .. import refusals
 from ..trees import Container
-from .guards import Constant
 from .names import attributes_of, slots_of
+from .places import Constant
 
 ATTRIBUTES = ".__dict__"
 OF_ITEMS = (dict, list, collections.deque)

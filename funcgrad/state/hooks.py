@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ..inside import OfProcess, set_to
-from .guards import MISSING
+from .places import MISSING
 
 
 class Listener(Protocol):

@@ -23,8 +23,8 @@ from attrs import frozen
 from .. import refusals
 from ..errors import ImpureFunctionError, UnwatchedStateWarning
 from .code import Mentions
-from .guards import MISSING, Place
 from .lines import warn
+from .places import MISSING, Place
 
 _CLOCKS: Mapping[Any, frozenset[str]] = {
     time: frozenset(

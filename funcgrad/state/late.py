@@ -20,9 +20,10 @@ from ..slots import Slot
 from ..torch_private.modules import HOOKS_OF_ALL_MODULES
 from .code import Mentions, mentions, together
 from .found import Found
-from .guards import Guard, Place
+from .guards import Guard
 from .hooks import can_be_hooked
 from .names import HOOK_TABLES, TABLES, taken_apart
+from .places import Place
 from .reached import CONTAINERS
 from .settings import Setting
 from .values import copied, same

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import weakref
 
-from .guards import Guard, Place
+from .guards import Guard
 from .hooks import listening
 from .impure import levels_of
+from .places import Place
 from .settings import Setting
 from .unwatched import Unwatched
 

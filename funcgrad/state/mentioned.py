@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .code import Mentions, mentions, together
 from .conversions import is_stand_in, own_names
-from .guards import MISSING, Guard, Met, Place
+from .guards import Guard, Met
 from .impure import is_iterator
 from .names import (
     LIBRARIES,
@@ -30,6 +30,7 @@ from .names import (
     joined,
     package,
 )
+from .places import MISSING, Place
 from .reached import C_FUNCTIONS, Reached
 from .renamed import original
 from .settings import Setting, flag_of, keeps_flags, names_of_flags, settings_of

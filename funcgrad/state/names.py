@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from .code import Mentions, mentions
-from .guards import MISSING
 from .hooks import HEAP_TYPE, module_of, unhooked
+from .places import MISSING
 
 LIBRARIES = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "funcgrad", "builtins", "attr", "attrs"}
 """Packages whose code is not looked into: what it keeps to itself is no part of a program."""

@@ -20,8 +20,8 @@ from torch import SymFloat, SymInt
 from ..printed_trees import print_unflatten
 from ..slots import Stored
 from ..trees import Leaf, Tree, at_indices, index_paths, maker_of
-from .guards import Constant
 from .names import attributes_of, slots_of
+from .places import Constant
 from .values import is_plain
 
 Names = MutableMapping[Any, str]

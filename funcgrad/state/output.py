@@ -24,8 +24,8 @@ from typing import Any
 from attrs import frozen
 
 from ..slots import Stored
-from .guards import Constant
 from .names import is_installed, is_installed_file, is_library
+from .places import Constant
 from .shown import AnyLook, formatted, with_texts, without_marks
 from .values import PLAIN
 from .warned import Warn, watch_warnings

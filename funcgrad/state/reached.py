@@ -27,7 +27,7 @@ from ..torch_private.tensors import is_wrapper_subclass
 from .buffers import BUFFERS, held_by, is_buffer
 from .caches import Cache, results_of
 from .found import Found
-from .guards import MISSING, Guard, Met, Place, members_said
+from .guards import Guard, Met, members_said
 from .hooks import can_be_hooked, hook, says_what_it_has
 from .impure import GENERATORS, Generator, is_iterator, levels_of, refuse_iterator
 from .names import (
@@ -46,6 +46,7 @@ from .names import (
     taken_apart,
 )
 from .output import keeps
+from .places import MISSING, Place
 from .settings import DECIMALS
 from .values import PLAIN, TORCH_PLAIN, compared_fields, copied, holds_symbols, holds_tensors, length_of, shape_of
 

@@ -22,9 +22,10 @@ import torch
 from attrs import evolve, frozen
 
 from .given import OF_ITEMS
-from .guards import Constant, Guard, Place
+from .guards import Guard
 from .hooks import can_be_hooked, says_what_it_has
 from .names import attributes_of, is_library, item_name, slots_of
+from .places import Constant, Place
 from .values import holds_tensors, is_plain, shape_of
 
 _CONTAINERS = (dict, list, set, collections.deque, collections.OrderedDict, types.SimpleNamespace)

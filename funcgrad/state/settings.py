@@ -26,9 +26,9 @@ from torch.distributions import Distribution
 
 from ..torch_private.distributions import checks_arguments
 from ..torch_private.texts import print_options, set_print_options
-from .guards import Place
 from .hooks import module_of
 from .names import found_on
+from .places import Place
 from .values import is_plain
 
 

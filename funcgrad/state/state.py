@@ -20,12 +20,13 @@ from ..slots import Stored
 from .buffers import held_by, holds_now
 from .effects import Count, Effect, Grow, Refill, Store, refill
 from .given import IntoArguments
-from .guards import MISSING, Constant, Guard, Place
+from .guards import Guard
 from .late import Late
 from .lines import Lines
 from .names import attributes_of, item_name
 from .new_values import Names
 from .output import Log, Print
+from .places import MISSING, Constant, Place
 from .renewed import Brought, Renewed, apart_from, in_order, items_of, parts_of, reached_unguarded
 from .values import entries_of, like, same, same_items
 from .warned import Warn

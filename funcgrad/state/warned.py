@@ -16,9 +16,9 @@ from typing import Any
 
 from attrs import frozen
 
-from .guards import Constant
 from .lines import HERE, TORCH, user_frame
 from .names import is_installed_file
+from .places import Constant
 
 _OF_MODULES = tuple(os.path.join(TORCH, *file) for file in (("nn", ""), ("optim", ""), ("utils", "hooks.py")))
 """Where torch's own code warns of what the caller does, with modules, losses and hooks: never of a trace."""

@@ -29,7 +29,7 @@ from .code import Mentions, loads_of, mentions, together, written_by
 from .conversions import Globals, asks_types, asks_types_otherwise, converting, own_names
 from .files import hearing_of_files, version_of
 from .given import OF_ITEMS, with_parts
-from .guards import MISSING, Guard, Met, Place, members_said
+from .guards import Guard, Met, members_said
 from .hooks import hooked_process, listening, unhook
 from .identities import Identities
 from .impure import asks_clock, put_back, refuse_draw
@@ -49,6 +49,7 @@ from .names import (
     package,
     slots_of,
 )
+from .places import MISSING, Place
 from .renamed import original
 from .restart import Known, Restart
 from .values import copied, same

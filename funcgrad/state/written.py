@@ -37,11 +37,12 @@ from .builtin_methods import call
 from .caches import keeps_traced
 from .code import Mentions
 from .effects import Count, Effect, Grow, Refill, Store, refill
-from .guards import MISSING, Guard, Met, Place, members_said
+from .guards import Guard, Met, members_said
 from .hooks import can_be_hooked
 from .names import found_on, is_hook_of_module, item_name, joined, only_grows, steps_of, uses_of
 from .new_values import CALLED, New, NewObject, attributes_made, is_copied, is_lasting, is_new
 from .output import Log, Print, Printed, effects_of
+from .places import MISSING, Place
 from .renamed import original
 from .settings import Setting
 from .shown import ShownValue, numbers_in

@@ -43,7 +43,7 @@ from ..runtime.halves import Half
 from ..runtime.late_state import LateState
 from ..runtime.other_memory import Variables
 from ..slots import Cotangent, Final, Grad, Late, NewMemory, Saved, Seed, Slot, inner_path, outer_slot
-from ..state.guards import Place
+from ..state.places import Place
 from ..state.state import as_it_was
 from ..subclasses import Wrapping
 from ..torch_private.operators import generator_id
