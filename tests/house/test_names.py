@@ -228,3 +228,24 @@ def test_the_tree_of_a_call_names_functions_that_there_are():
     tree = PAGE[PAGE.index("\n grad_compiled(loss)") : PAGE.index("**A second call**")]
     named = set(re.findall(r"\b_?[a-z]+(?:_[a-z]+)+\b", re.sub(FILE, "", tree)))
     assert {name for name in named - words if not (PACKAGE / name).is_dir()} == set()
+
+
+# ── tests that are named elsewhere ───────────────────────────────────────────────────────────────────────────────
+
+
+def missing_tests(ids):
+    """The ids of tests that no file of tests defines."""
+    root = Path(__file__).parents[2]
+    asked = {tuple(test.partition("[")[0].split("::")) for test in ids}
+    defined = {
+        (file, *names)
+        for file in {file for file, *_ in asked if (root / file).exists()}
+        for outer in ast.parse((root / file).read_text()).body
+        for names in ((getattr(outer, "name", None), getattr(n, "name", None)) for n in ast.walk(outer))
+    }
+    return {test for test in asked if test not in defined and (*test, test[-1]) not in defined}
+
+
+def test_what_is_known_to_be_slow_is_there():
+    assert missing_tests((Path(__file__).parents[1] / "slow.txt").read_text().splitlines()) == set()
+    assert missing_tests(["tests/house/test_names.py::test_no_such_test[1]", "tests/no_such_file.py::test"])
