@@ -317,3 +317,97 @@ def test_tensors_of_an_object_that_is_met_on_the_way_change_places_below_a_secon
         return found
 
     torch.testing.assert_close(run(lambda f: fg.jit(f, backend="aten")), run(lambda f: f))
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("kind", [tuple, Pair])
+def test_a_number_beside_a_tensor_in_a_tuple_that_is_replaced(kind):
+    """Code that asks by a name it computes may read all of an object: the container was compared as a whole, and the
+    number in the tuple no more, once the tuple could be another one. It stood still at its third value."""
+
+    def run(wrap):
+        names = types.SimpleNamespace(by=2.0)
+        made = kind(*(torch.ones(3), 2)) if kind is Pair else (torch.ones(3), 2)
+        hub = types.SimpleNamespace(inner=types.SimpleNamespace(bag={"pair": made}))
+
+        def f(x):
+            y = x * getattr(names, "extra", 2.0)
+            pair = hub.inner.bag["pair"]
+            new = y.detach(), pair[1] + 1
+            hub.inner.bag["pair"] = kind(*new) if kind is Pair else new
+            return y * len(hub.inner.bag)
+
+        call, found = wrap(f), []
+        for _ in range(6):
+            found.append((call(torch.ones(3)), hub.inner.bag["pair"][1]))
+        return found
+
+    assert [n for _, n in run(lambda f: f)] == list(range(3, 9))
+    torch.testing.assert_close(run(lambda f: fg.jit(f, backend="aten")), run(lambda f: f))
+
+
+def test_attributes_come_in_the_order_in_which_they_were_made_below_a_second_derivative():
+    class Low:
+        rate = 1.5
+
+    def run(wrap):
+        low = Low()
+
+        def f(x):
+            low.rate, low.second = 3, 4
+            return (x * low.rate).sin().sum()
+
+        call = wrap(f)
+        found = torch.func.grad(lambda x: torch.func.grad(call)(x).sum())(torch.ones(3))
+        assert list(vars(low)) == ["rate", "second"]
+        return found
+
+    torch.testing.assert_close(run(lambda f: fg.jit(f, backend="aten")), run(lambda f: f))
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("made", [torch.Tensor, torch.nn.Parameter])
+def test_the_class_of_a_tensor_is_the_same_below_a_derivative(made):
+    """The name of its class, which is not false, was taken for that it is a Parameter."""
+
+    def run(wrap):
+        bag = [made(torch.ones(3)), torch.zeros(3)]
+
+        def f(x):
+            y = x * (2 if isinstance(bag[0], torch.nn.Parameter) else 3)
+            bag.pop()
+            return y.sin().sum()
+
+        return torch.func.jvp(wrap(f), (torch.ones(3),), (torch.ones(3),)), len(bag)
+
+    torch.testing.assert_close(run(lambda f: fg.jit(f, backend="aten")), run(lambda f: f))
+
+
+MODULE = types.ModuleType("module")
+
+
+def given_by_a_function():
+    return MODULE
+
+
+def of_the_module(y):
+    return y * len(given_by_a_function().sizes)
+
+
+def test_what_a_module_holds_that_a_function_returns():
+    """It was looked into when the first function mentioned it, for the names of the functions read by then."""
+
+    def f(x):
+        y = of_the_module(x) + getattr(given_by_a_function(), "state", 0)
+        given_by_a_function().state = y.detach()
+        return y
+
+    def run(call):
+        vars(MODULE).pop("state", None)
+        MODULE.sizes, found = [1], []
+        for i in range(5):
+            found.append(call(torch.ones(3)))
+            MODULE.sizes.extend([1] * (i % 2))
+        return found
+
+    torch.testing.assert_close(run(fg.jit(f, backend="aten")), run(f))

@@ -226,18 +226,19 @@ class Questions:
         if name.startswith("__"):
             return ABSENT
         known = self.known.get(id(tensor), {})
-        question = IS_PARAMETER if name == "_is_param" else _ATTRIBUTE.format(name)
+        real = self.reals().get(id(tensor)) if is_traced(tensor) else tensor
+        is_asked = real is not None and not self.known
+        if name == "_is_param":  # of the class by its name, as ``ask_classes`` notes it
+            kind = known.get(IS_PARAMETER)
+            if kind is None and is_asked and real is not tensor:
+                kind = self.ask(real, IS_PARAMETER)  # type: ignore[arg-type]
+            return True if kind == nn.Parameter.__name__ else ABSENT
+        question = _ATTRIBUTE.format(name)
         if question in known:
             return known[question]
-        real = self.reals().get(id(tensor)) if is_traced(tensor) else tensor
-        if real is None or self.known:
+        if not is_asked:
             return ABSENT
-        if name == "_is_param":
-            return (
-                ABSENT
-                if real is tensor
-                else self._note(real, question, True if isinstance(real, nn.Parameter) else ABSENT)
-            )
+        assert real is not None
         value = real.__dict__.get(name, ABSENT)
         if name == "_is_buffer" or not name.startswith("_") or is_user_file(sys._getframe(2).f_code.co_filename):
             self._note(real, question, value)

@@ -100,12 +100,12 @@ class Found:
         """What was done with files, processes and the network, with the lines."""
         self.told: dict[str, str] = {}
         """What is told of things by their names, where code uses them."""
+        self._own_modules: list[tuple[types.ModuleType, str]] = []  # those that are no library's
         self._libraries: dict[int, tuple[types.ModuleType, str]] = {}
         """Modules of libraries that code has as values (``self.F = torch.nn.functional``), each with a name."""
         self._flags: dict[int, tuple[Any, str]] = {}
         """What keeps flags of torch's, each with a name."""
-        self._is_closed = False
-        self._is_in_backward = False
+        self._is_closed = self._is_in_backward = False
         self.ran_in_backward: set[types.CodeType] | None = set()
         """The code that is no library's and runs in a backward pass; None where a debugger hears of it."""
         self.read_in_backward: set[Any] = set()

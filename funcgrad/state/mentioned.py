@@ -138,6 +138,8 @@ class Mentioned(Reached):
         for name in new & self._having.keys():
             for kind in list(self._having[name]):
                 self._members_of(kind, {name})
+        for of_own, called in list(self._own_modules):
+            self._members_of_module(of_own, called, new)
         for kind in [c for c in (self.classes if self._makes_by_type else self._direct) if c not in self._making]:
             self._made(kind)
         by_name = (
@@ -321,5 +323,10 @@ class Mentioned(Reached):
         if "__getattr__" in vars(module):
             place = Place("item", vars(module), "__getattr__", joined(name, "__getattr__"))
             self._value(place, place.read())
-        for attribute in sorted(self._said & vars(module).keys()):
+        self._own_modules.append((module, name))
+        self._members_of_module(module, name, self._said)
+
+    def _members_of_module(self, module: types.ModuleType, name: str, names: Set[str]) -> None:
+        """What of a module code may come to by one of these names, whoever gives it the module."""
+        for attribute in sorted(names & vars(module).keys()):
             self.see(vars(module)[attribute], joined(name, attribute))

@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable, Collection, Hashable
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
 from .builtin_methods import call, overridden
@@ -93,6 +93,15 @@ class Place:
         """The tuple that it is an item of, if that lives at a place."""
         held = self.owner.read() if self.kind == "item" and isinstance(self.owner, Place) else None
         return held if type(held) is tuple else None
+
+    @property
+    def later_names(self) -> tuple[Place, ...]:
+        """The names that come after it in the dict where it is a name, as which attributes are."""
+        held = self._held()
+        if self.kind != "item" or not isinstance(held, dict) or type(self.key) is not str:
+            return ()
+        names = [key for key in held if type(key) is str]
+        return tuple(evolve(self, key=name) for name in names[names.index(self.key) + 1 :])
 
     @property
     def is_writable(self) -> bool:

@@ -175,10 +175,17 @@ def one_by_one(guard: Guard) -> list[Guard]:
         return [guard]
     found = [evolve(guard, value=shape_of(held, type(owner)), how="shape")]
     for key, value in pairs:
-        place = Place("item", owner, key, item_name(guard.place.name, key))
-        is_tensor = isinstance(value, torch.Tensor)
-        found.append(Guard(place, None, "a tensor") if is_tensor else Guard.of(place, value))
+        found += _of_item(Place("item", owner, key, item_name(guard.place.name, key)), value)
     return found
+
+
+def _of_item(place: Place, value: Any) -> Iterator[Guard]:
+    """The guards on what a container held in a place; of a tuple, which may be another one, those on its items, too."""
+    yield Guard(place, None, "a tensor") if isinstance(value, torch.Tensor) else Guard.of(place, value)
+    if isinstance(value, tuple) and not is_plain(value):
+        yield Guard(place, shape_of(value), "shape")
+        for i, item in enumerate(value):
+            yield from _of_item(Place("item", place, i, item_name(place.name, i)), item)
 
 
 def items_of(guards: Iterable[Guard], parts: Collection[int]) -> Iterator[Any]:

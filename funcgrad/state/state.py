@@ -324,8 +324,17 @@ def _put_back(guard: Guard) -> Any:
     if is_gone or place.kind in ("itself", "type", "default") or guard.how in _OF_NO_VALUE:
         raise refusals.CHANGED_BEFORE_BACKWARD(place, guard.explain(), where=str(place))
     was = guard.value() if guard.how == "tensor" else guard.value
+    later = place.later_names if guard.how == "absent" else ()
     try:
         place.write(MISSING if guard.how == "absent" else was)
     except AttributeError as error:  # a setting that nobody can set: the version of a file
         raise refusals.CHANGED_BEFORE_BACKWARD(place, guard.explain(), where=str(place)) from error
-    return lambda: place.write(now)
+
+    def undo() -> None:
+        place.write(now)
+        for other in later:  # they come after it again
+            value = other.read()
+            other.write(MISSING)
+            other.write(value)
+
+    return undo
