@@ -1842,3 +1842,27 @@ def test_what_nobody_hears_of_is_named(made, asked):
     space = world(f"import threading\nd = {made}\ndef f(x): return x * (2 if d.{asked} else 3)")
     with pytest.warns(fg.UnwatchedStateWarning, match=f"asks for {asked[:-2]} of a"):
         fg.jit(space["f"], backend="aten")(X)
+
+
+def test_an_operator_that_is_given_no_number_where_numbers_were_symbols_raises_as_in_eager_pytorch():
+    """Where numbers are symbols, the call goes by way of a file of its own: the error was taken for one of that file,
+    and what the function had written before was lost."""
+
+    def run(wrap):
+        window = collections.deque([1.5, 2], maxlen=4)
+
+        def f(x):
+            window.append([1])
+            return x * window[0]
+
+        call, found = wrap(f), []
+        for _ in range(5):
+            try:
+                call(torch.ones(3))
+                found.append(list(window))
+            except TypeError:
+                found.append(("TypeError", list(window)))
+        return found
+
+    assert run(lambda f: fg.jit(f, backend="aten")) == run(lambda f: f)
+    assert ("TypeError", [[1]] * 4) in run(lambda f: f)

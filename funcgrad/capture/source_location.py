@@ -24,7 +24,7 @@ _PASSED_ON = tuple(
         ("capture", "floats.py"), ("capture", "traced_sizes.py"), ("capture", "torch_patches.py"),
         ("capture", "replacements.py"),
         ("capture", "modes.py"), ("capture", "storage_mutation.py"), ("capture", "reads.py"),
-        ("capture", "sized_calls.py"),
+        ("capture", "sized_calls.py"), ("capture", "number_calls.py"),
         ("capture", "math_functions.py"), ("state", "hooks.py"),
     )
 )  # fmt: skip
