@@ -519,3 +519,15 @@ def test_sizes_from_the_second_on_need_no_capture_and_no_guard():  # S3-10
     assert len(region.captures) == 1 and region.compiles == 2
     joint = region.captures[0].programs[1].joint
     assert not joint.guards and "inputs[1].shape[0]" in str(joint)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_gradient_is_kept_of_a_result_by_which_none_comes(inside):
+    """What ``retain_grad`` registers is C++, which a gradient of None brings down."""
+    x = torch.ones(2, 3, requires_grad=True)
+    a, b = (x * 2).unbind(0)
+    a.retain_grad()
+    with fg.compiled_autograd() if inside else contextlib.nullcontext():
+        b.sum().backward()
+    assert a.grad is None
+    torch.testing.assert_close(x.grad, torch.tensor([[0.0] * 3, [2.0] * 3]))

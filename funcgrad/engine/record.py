@@ -196,6 +196,8 @@ class Recorder:
         return inputs
 
     def cpp_tensor_pre_hook(self, inputs: list[Any], hook_id: int, i: int) -> list[Any]:
+        if inputs[i] is None:  # no gradient comes by: none is kept
+            return inputs
         ref = self._tokens.refs(inputs[i])
         (inputs[i],) = self._hooked("retain_grad", cpp_hook, (hook_id, ref), (ref,))
         return inputs

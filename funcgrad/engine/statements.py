@@ -196,9 +196,9 @@ def tensor_hook(hook: Any, value: Tensor | None) -> tuple[Any]:
     return (value if found is None else found,)
 
 
-def cpp_hook(number: int, value: Tensor) -> tuple[Any]:
-    """The same in C++: what ``retain_grad`` registers."""
-    return (call_cpp_pre_hook(number, value),)
+def cpp_hook(number: int, value: Tensor | None) -> tuple[Any]:
+    """The same in C++: what ``retain_grad`` registers. It must not be given None."""
+    return (None if value is None else call_cpp_pre_hook(number, value),)
 
 
 def pre_hook(hook: Any, values: Sequence[Any]) -> tuple[Any, ...]:
