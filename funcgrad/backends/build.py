@@ -34,10 +34,10 @@ FLAGS = (
 )  # fmt: skip
 """Never -ffast-math: NaN, infinities and signed zeros keep their meaning. No traps and no errno, or nothing would
 vectorise. -ffp-contract=off: a value that two kernels compute is the same in both, or ``x == x.min()`` would hold
-nowhere where the minimum comes from another kernel; and ``x * x - y * y`` of equal numbers is 0. -fno-tree-vrp: with it
-on, GCC 12 gets the masks of some vectorised conditional loads wrong; so with -fno-thread-jumps. -fno-tree-sink: with
-it on, a function of the C
-library of which a ``where`` reads one side is called in a branch, one element at a time."""
+nowhere where the minimum comes from another kernel; and ``x * x - y * y`` of equal numbers is 0. -fno-tree-vrp,
+-fno-thread-jumps: with either pass on, GCC 12 gets the masks of some vectorised conditional loads wrong.
+-fno-tree-sink: with it on, a function of the C library of which a ``where`` reads one side is called in a branch,
+one element at a time."""
 
 
 @functools.cache
