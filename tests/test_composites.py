@@ -3,7 +3,10 @@
 import pytest
 import torch
 from torch import func
+from torch.nn import functional
 from transformed import F64, data, jit, same
+
+import funcgrad as fg
 
 AT = torch.tensor([[0], [1], [1]])
 W = data(4, 5, seed=5)
@@ -126,3 +129,35 @@ def test_the_order_of_products_is_that_of_the_fewest_multiplications():
         same(compiled(data(n, 4)), f(data(n, 4)))
     assert compiled.cache_info().misses <= 3
     assert data(1).dtype == F64
+
+
+@pytest.mark.parametrize("mode, rank", [("nearest", 2), ("linear", 1), ("bilinear", 2), ("trilinear", 3)])
+@pytest.mark.parametrize("factor", [1.05, 2.2])
+def test_sizes_that_factors_round_to(mode, rank, factor):
+    """Where a result is as large as what is resized, or twice, PyTorch's C++ leaves the factor out of account; its
+    formula, which runs where sizes are symbols, did not."""
+
+    def loss(x):
+        return functional.interpolate(x, scale_factor=factor, mode=mode)
+
+    compiled, gradient = jit(loss), fg.grad_compiled(lambda x: loss(x).square().sum())
+    for n in (3, 4, 5):
+        x = data(2, 3, *[n] * rank)
+        same(compiled(x), loss(x))
+        same(gradient(x), func.grad(lambda x: loss(x).square().sum())(x))
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_labels_after_the_first_that_is_none(reduction):
+    """They do not count; PyTorch's formula takes them for label 0."""
+
+    def loss(x, labels):
+        return functional.multilabel_margin_loss(x, labels, reduction=reduction)
+
+    compiled, gradient = jit(loss), fg.grad_compiled(lambda x, labels: loss(x, labels).sum())
+    for n in (3, 5, 4):
+        x, labels = data(n, 6), torch.arange(6).repeat(n, 1).roll(1, 1)
+        labels[1, 2:], labels[2, 1], labels[0, 0] = -1, -1, -1
+        same(compiled(x, labels), loss(x, labels))
+        same(gradient(x, labels), func.grad(lambda x: loss(x, labels).sum())(x))
+    assert compiled.cache_info().misses == 2

@@ -540,3 +540,21 @@ def test_what_two_kernels_compute_is_the_same_in_both(seed):
 
     x = torch.randn(5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     torch.testing.assert_close(fg.grad_compiled(f, backend="c")(x), torch.func.grad(f)(x))
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (6, 32)])
+def test_rows_moved_by_one_beside_a_softmax(shape):
+    """GCC 12 read the mask of the row that is not there from other elements (-fthread-jumps)."""
+
+    def moved(x):
+        return torch.cat([torch.zeros_like(x[:1]), x[:-1]]), x.softmax(1)
+
+    def written(x):
+        z = torch.zeros_like(x)
+        z[1:] = x[1:]
+        return z + 1, x.softmax(1)
+
+    torch.manual_seed(0)
+    x = torch.randn(shape)
+    for f in (moved, written):
+        torch.testing.assert_close(fg.jit(f, backend="c")(x), f(x))

@@ -84,10 +84,13 @@ def test_numbers_that_make_no_sense_raise_as_in_eager_pytorch(name, p):
     for f in (call, compiled):
         torch.manual_seed(0)
         try:
-            found.append(str(f(x, p).tolist()))
+            found.append(f(x, p))
         except (ValueError, RuntimeError) as error:
             found.append(f"{type(error).__name__}: {error}".partition("\n")[0])
-    assert found[0] == found[1]
+    if isinstance(found[0], torch.Tensor):
+        torch.testing.assert_close(found[1], found[0])
+    else:
+        assert found[0] == found[1]
 
 
 def test_a_momentum_that_is_scheduled_is_one_program():

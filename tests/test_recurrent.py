@@ -108,3 +108,20 @@ def test_dropout_between_layers_of_an_lstm_draws_what_eager_draws():
         torch.manual_seed(0)
         torch.testing.assert_close(compiled(x), expected)
     assert compiled.cache_info().misses == 2
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_dropout_between_layers_of_batches_of_all_sizes(kind, dtype):
+    """PyTorch's formula, which runs where a size is a symbol, leaves it out."""
+    network = NETWORKS[kind](num_layers=2, dropout=0.5).to(dtype)
+    compiled = fg.jit(lambda x: losses(network, x, None), backend="aten")
+    for batch in (2, 3, 4):
+        x, results = torch.randn(4, batch, 3, dtype=dtype, requires_grad=True), []
+        for call in (lambda x: losses(network, x, None), compiled):
+            torch.manual_seed(0)
+            loss, out = call(x)
+            gradients = torch.autograd.grad(loss, (x, *network.parameters()))
+            results.append((loss, out, gradients, torch.get_rng_state()))
+        torch.testing.assert_close(results[1], results[0])
+    assert compiled.cache_info().misses == 2

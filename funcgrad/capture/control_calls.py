@@ -19,7 +19,7 @@ from .applied import apply
 from .control_flow import Choice, Scan, While
 from .copies import deep_copied
 from .packed_sequences import PACKED_NETWORKS, is_packed, pack, pad
-from .recurrent import CELLS, by_steps, has_symbolic_steps, is_of_whole_layers
+from .recurrent import CELLS, by_steps, drops_between_layers, has_symbolic_steps, is_of_whole_layers, layer_after_layer
 from .trace import Trace
 from .traced_bodies import Body, closed_over
 
@@ -143,16 +143,21 @@ def _called(function: Callable[[Sequence[Any], Mapping[str, Any]], Any]) -> Call
 
 
 def _recurrent(network: Any) -> Callable[..., Any]:
-    """A recurrent network of packed sequences, or of as many steps as a symbol says; any other one is PyTorch's."""
+    """A recurrent network of packed sequences, of as many steps as a symbol says, or with dropout between its layers;
+    any other one is PyTorch's."""
     packed = _called(lambda args, kwargs: PACKED_NETWORKS[network](*args, **kwargs))
 
     def call(trace: Trace, *args: Any, **kwargs: Any) -> Any:
         if is_packed(*args):
             return packed(trace, *args, **kwargs)
+        drops = drops_between_layers(*args)
         if not has_symbolic_steps(*args):
-            return NotImplemented
+            if not drops:
+                return NotImplemented
+            with trace.lifter:
+                return layer_after_layer(network, *args, **kwargs)
         with trace.lifter:
-            if is_of_whole_layers(network, *args):
+            if not drops and is_of_whole_layers(network, *args):
                 return lstm_by_layers(*args, **kwargs)
             return by_steps(functools.partial(scan, trace), CELLS[network], *args, **kwargs)
 

@@ -89,11 +89,35 @@ def has_symbolic_steps(*args: Any) -> bool:
     return given.dim() == 3 and is_size(given.shape[1 if batch_first else 0])
 
 
+def drops_between_layers(*args: Any) -> bool:
+    """Whether a network drops elements of what a layer gives the next one. PyTorch's formula, which stands for its
+    C++ where a size is a symbol, drops none (seen in 2.13)."""
+    num_layers, dropout, train = args[4:7]
+    return bool(num_layers > 1 and dropout and train)
+
+
+def layer_after_layer(
+    network: Callable[..., States], given: Tensor, state: Tensor | Sequence[Tensor], params: Sequence[Tensor],
+    has_biases: bool, num_layers: int, dropout: float, train: bool, bidirectional: bool, batch_first: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """A network as networks of one layer each, with dropout between them."""
+    data = given.transpose(0, 1) if batch_first else given
+    directions, each = 1 + bidirectional, len(params) // num_layers
+    last: list[States] = []
+    for layer in range(num_layers):
+        if layer:
+            data = torch.dropout(data, dropout, True)
+        own = slice(layer * directions, (layer + 1) * directions)
+        first = state[own] if isinstance(state, Tensor) else [s[own] for s in state]
+        weights = params[layer * each : (layer + 1) * each]
+        data, *now = network(data, first, weights, has_biases, 1, 0.0, train, bidirectional, False)
+        last.append(tuple(now))
+    return data.transpose(0, 1) if batch_first else data, *(torch.cat(s) for s in zip(*last, strict=True))
+
+
 def is_of_whole_layers(network: Any, *args: Any) -> bool:
-    """Whether oneDNN runs each layer at once. Not with dropout between layers, which PyTorch's formula leaves out."""
-    given, state, _, _, num_layers, dropout, train = args[:7]
-    if num_layers > 1 and dropout and train:
-        return False
+    """Whether oneDNN runs each layer at once."""
+    given, state = args[:2]
     is_here = network is torch.lstm and given.device.type == "cpu" and given.dtype is torch.float32
     return is_here and state[0].shape[2] == state[1].shape[2] and bool(torch.backends.mkldnn.enabled)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -156,6 +157,38 @@ def _sgn(x: Tensor) -> Any:
     return NotImplemented if x.is_complex() else torch.sign(x)
 
 
+def _upsampled(is_vector: bool, formula: str, whole: Sequence[int]) -> Callable[..., Any]:
+    """By PyTorch's formula. Where a result is ``whole`` times as large, its C++ takes each element by its place,
+    whatever the factor was that the size was rounded from."""
+
+    def rule(x: Tensor, sizes: Any, *given: Any) -> Any:
+        formulas = importlib.import_module("torch._decomp.decompositions")  # seen in 2.11, 2.13
+        *align_corners, scales = given if is_vector else (*given[: -(x.dim() - 2)], given[-(x.dim() - 2) :])
+        if not scales or None in scales or True in align_corners:
+            return NotImplemented
+        if is_vector:
+            sizes = formulas.upsample_compute_output_size(x.shape, None, scales)
+        known = zip(x.shape[2:], sizes, scales, strict=True)
+        scales = [None if any(size == times * n for times in whole) else scale for n, size, scale in known]
+        return getattr(formulas, formula)(x, sizes, *align_corners, scales)
+
+    return rule
+
+
+_UPSAMPLING = {
+    _aten.upsample_nearest2d: ("_upsample_nearest", (1, 2)),
+    _aten.upsample_linear1d: ("_upsample_linear", (1,)),
+    _aten.upsample_bilinear2d: ("_upsample_linear", (1,)),
+    _aten.upsample_trilinear3d: ("_upsample_linear", (1,)),
+}
+
+
+def _multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> Any:
+    """In C++. PyTorch's formula compares what comes after the first -1, too, as if it were label 0."""
+    op = _aten.multilabel_margin_loss_forward.default
+    return op._op_dk(torch._C.DispatchKey.Autograd, x, target, reduction)
+
+
 COMPOSITES: dict[Any, Callable[..., Any]] = {
     _aten.take_along_dim.default: _take_along_dim,
     _aten.cov.default: _cov,
@@ -166,12 +199,18 @@ COMPOSITES: dict[Any, Callable[..., Any]] = {
     _aten.block_diag.default: _block_diag,
     _aten.cumprod_backward.default: _cumprod_backward,
     _aten.sgn.default: _sgn,
+    **{op.vec: _upsampled(True, *how) for op, how in _UPSAMPLING.items()},
+    **{op.default: _upsampled(False, *how) for op, how in _UPSAMPLING.items()},
+    _aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss,
 }
 
 
-def keys_of(op: Any) -> tuple[Any, Any]:
+def keys_of(op: Any) -> Sequence[Any]:
     """Where such a rule stands: at any level of torch.func, and where an operator is composed of others, or is a node
-    of autograd."""
+    of autograd; wherever PyTorch has a formula."""
     key = torch._C.DispatchKey
     composed = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
-    return key.FuncTorchDynamicLayerFrontMode, key.CompositeImplicitAutograd if composed else key.Autograd
+    own = {key.CompositeImplicitAutograd if composed else key.Autograd}
+    return key.FuncTorchDynamicLayerFrontMode, *(
+        own | {key.CompositeImplicitAutograd, key.Autograd} & set(op.py_kernels)
+    )

@@ -133,13 +133,16 @@ def _of_tangents(rule: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _install(op: Any, key: Any, rule: Callable[..., Any]) -> None:
+    """Let a rule come before what stands there: a formula of PyTorch's, or C++."""
+    own = op.py_kernels.pop(key, None) or functools.partial(op._op_dk, key)
+
     def call(*args: Any, **kwargs: Any) -> Any:
         if sizes_are_symbols():
             with torch._C.DisableTorchFunction():
                 out = rule(*args, **kwargs)
             if out is not NotImplemented:
                 return out
-        return op._op_dk(key, *args, **kwargs)
+        return own(*args, **kwargs)
 
     op.py_impl(key)(call)
 
