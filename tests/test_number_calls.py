@@ -54,7 +54,10 @@ def _clipped(x, p, clip):
 
 def value_and_gradient(call, x, p):
     x = x.clone().requires_grad_()
-    y = call(x, p)
+    try:
+        y = call(x, p)
+    except (ValueError, RuntimeError) as error:  # of some functions, for 0
+        return str(error).partition("\n")[0]
     (grad,) = torch.autograd.grad(y.sum(), x)
     return y.detach(), grad, torch.rand(())
 
@@ -69,7 +72,10 @@ def test_numbers_that_vary_are_symbols(name, backend):
         for f in (call, compiled):
             torch.manual_seed(0)
             found.append(value_and_gradient(f, x, p))
-        torch.testing.assert_close(*found)
+        if isinstance(found[0], str):
+            assert found[0] == found[1]
+        else:
+            torch.testing.assert_close(*found)
     if name in CALLS:
         assert compiled.cache_info().misses <= 4  # 0 and 1 may be programs of their own
 
