@@ -160,6 +160,8 @@ def _triplet_margin_loss(
     anchor: Tensor, positive: Tensor, negative: Tensor, margin: Any = 1.0, p: Any = 2.0, eps: Any = 1e-6,
     swap: bool = False,
 ) -> Any:  # fmt: skip
+    if not margin > 0:
+        return NotImplemented
     distance = functools.partial(functional.pairwise_distance, p=p, eps=eps)
     near, far = distance(anchor, positive), distance(anchor, negative)
     if swap:
