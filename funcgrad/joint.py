@@ -148,6 +148,8 @@ class Joint(Shown):
     """What in the forward pass has a derivative of its own, where transforms may differentiate the graph."""
     arrivals: tuple[Slot, ...] = ()
     """The inputs, in the order in which gradients come to them."""
+    through: Mapping[Slot, frozenset[Slot]] = {}
+    """The outputs through which backward passes from others go, each with these."""
     catches: bool = False
     """Whether the function may catch what an operation raises: code that ran has a handler."""
     donated: Mapping[Slot, str] = {}

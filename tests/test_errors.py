@@ -1200,6 +1200,7 @@ def test_the_fix_of_what_is_refused_works(row):
 
 
 NOT_REFUSED_HERE = {
+    "HEARD_THROUGH_RESULT": "test_results.py: in a backward pass",
     "NO_PROGRAM": "test_archive.py: a file is at fault",
     "SAVED_BY_ANOTHER": "test_archive.py: a file is at fault",
     "NEEDS_MORE": "test_archive.py: a file is at fault",

@@ -153,3 +153,60 @@ def test_a_size_is_a_size():
         whole, parts = compiled(x)
         assert type(whole) is type(parts["rest"]) is torch.Size and type(parts["strides"]) is tuple
         assert (whole, parts["rest"], parts["strides"]) == (x.shape, x.shape[1:], x.stride())
+
+
+W = torch.linspace(-1, 1, 16).view(4, 4).requires_grad_()
+V = torch.linspace(1, 2, 4).requires_grad_()
+
+
+class _Stores:
+    def __call__(self, x):
+        self.h = (x @ W).tanh()
+        return self.h.sin().sum()
+
+
+RESULTS = {
+    "beside": lambda x: ((h := (x @ W).tanh()), h.sin().sum()),
+    "to several inputs": lambda x: ((h := (x @ W).tanh()), (h * V).sum() + V.sum()),
+}
+
+
+def _backward_inside(loss):
+    with fg.compiled_autograd():
+        loss.backward()
+
+
+@pytest.mark.parametrize("backward", [torch.Tensor.backward, _backward_inside])
+@pytest.mark.parametrize("listen", [lambda h: h.retain_grad(), lambda h: h.register_hook(lambda g: None)])
+@pytest.mark.parametrize("name", [*RESULTS, "stored"])
+def test_who_listens_to_a_result_that_another_one_is_computed_from(name, listen, backward):
+    """The gradient of that one does not come by the result: it was a part of it that was heard of."""
+    stores = _Stores()
+    call = fg.jit(RESULTS.get(name, lambda x: stores(x)), backend="aten")
+    found = call(torch.randn(4))
+    h, loss = (stores.h, found) if name == "stored" else found
+    listen(h)
+    with pytest.raises(fg.ResultError, match="does not go through it"):
+        backward(loss)
+    h, loss = call(torch.randn(4)) if name != "stored" else (None, call(torch.randn(4)))
+    backward(loss)  # nobody listens
+
+
+INDEPENDENT = {
+    "the result itself": (lambda x: ((h := (x @ W).tanh()), h.sin().sum()), False),
+    "computed twice": (lambda x: ((x @ W).tanh(), (x @ W).tanh().sin().sum()), True),
+    "another part": (lambda x: ((p := (x @ W).tanh().unbind())[0] * 1, p[1].sin().sum()), True),
+    "a view": (lambda x: ((h := (x @ W).tanh()), h[:2]), True),
+}
+
+
+@pytest.mark.parametrize("name", INDEPENDENT)
+def test_who_listens_to_a_result_hears_of_its_gradient(name):
+    f, of_both = INDEPENDENT[name]
+    x, heard = torch.randn(4), []
+    for call in (f, fg.jit(f, backend="aten")):
+        h, other = call(x)
+        h.retain_grad()
+        (h.sum() + (other.sum() if of_both else 0)).backward()
+        heard.append(h.grad)
+    torch.testing.assert_close(*heard)

@@ -128,6 +128,7 @@ def capture(
         with_backward,
         symbols.lines, tuple(trace.reads.done), trace.own_rule,
         () if trace.passages is None else tuple(trace.passages.arrivals),
+        {} if trace.passages is None else trace.passages.through,
         trace.watch is not None and trace.watch.catches,
     )  # fmt: skip
 

@@ -36,6 +36,8 @@ class Passages:
     nothing where all do."""
     reached: dict[Slot, frozenset[Slot]]
     """The inputs to which some of the outputs do not lead, each with those that do."""
+    through: dict[Slot, frozenset[Slot]]
+    """The outputs through which passes from others go, each with these."""
     told: Told
     absent: frozenset[Slot] = frozenset()
     """The outputs for which no gradient comes in, in the pass that is recorded."""
@@ -98,8 +100,18 @@ class Passages:
             own = targets_at.get(id(node.variable if hasattr(node, "variable") else node), 0)
             led_to |= dict.fromkeys(named(own, True), named(mask, False))
         reached = {slot: own for slot, own in led_to.items() if len(own) < len(ends)}
+        at = arriving_at(ends, outs)
+        through = {
+            slot: others
+            for slot, node, k in ends
+            if (
+                others := named(at[node][k] & ~sum(1 << j for j, end in enumerate(ends) if end[1:] == (node, k)), False)
+            )
+        }
         told = told_of(ends, outs, listeners)
-        found = Passages(node_of, {node: passage(node) for node in outs}, together if differ else {}, reached, told)
+        found = Passages(
+            node_of, {node: passage(node) for node in outs}, together if differ else {}, reached, through, told
+        )
         if len(ends) > 1:
             found._hear_of_python(listeners)
         return found
@@ -184,15 +196,22 @@ class Passages:
                 after.meta["write"] = Write(before.name, passage)
 
 
-def told_of(ends: Sequence[tuple[Slot, Any, int]], outs: Mapping[Any, int], listeners: Listeners) -> Told:
-    """What Python hears of it where a gradient is not there (see ``Passages.of``); ``outs``: the nodes of a pass, each
-    with the outputs that lead to it, a bit for each."""
+def arriving_at(ends: Sequence[tuple[Slot, Any, int]], outs: Mapping[Any, int]) -> Mapping[Any, Mapping[int, int]]:
+    """The results of nodes to which a pass comes, by number, each with the outputs that lead to it, a bit for each;
+    ``outs``: the same of nodes."""
     edges = [(end, at, 1 << i) for i, (_, end, at) in enumerate(ends)]
     edges += [(below, at, mask) for node, mask in outs.items() for below, at in node.next_functions]
     arriving: dict[Any, dict[int, int]] = {}
     for below, at, mask in edges:
         own = arriving.setdefault(below, {})
         own[at] = own.get(at, 0) | mask
+    return arriving
+
+
+def told_of(ends: Sequence[tuple[Slot, Any, int]], outs: Mapping[Any, int], listeners: Listeners) -> Told:
+    """What Python hears of it where a gradient is not there (see ``Passages.of``); ``outs``: the nodes of a pass, each
+    with the outputs that lead to it, a bit for each."""
+    arriving = arriving_at(ends, outs)
     hearing = listeners.hearing(outs) if len(ends) > 1 else ()
     masks = {frozenset(arriving[node].values()): None for node in hearing}
 

@@ -26,6 +26,7 @@ from ..graph_primitives import Opaque
 from ..graphs import Graph, nbytes, storages, value_of, verify
 from ..joint import Joint
 from ..runtime.given_tensors import is_heard
+from ..runtime.heard_results import require_unheard
 from ..slots import Arg, Out, Signature, Slot
 from ..subclasses import Wrapping, inner_tensors, parts
 from ..torch_private.fakes import without_modes
@@ -395,6 +396,7 @@ class _Lowering:
         scalars = self._scalars[s.number]
         beside = mapped(region.sizes[sum(type(v) is int for v in context.scalars.values()) :], self._read)
         incoming, asked = mapped(cotangents, self._read), region.asked[2:]
+        require_unheard(context.program.at.through, context.results, incoming)
         copy = Copy(self._trace, self._hooks, at.at, context, prefix, beside, incoming, asked)
         if copy.has_effects:
             self._settle()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from ..errors import AliasContractError, MutationError, Refusal
+from ..errors import AliasContractError, MutationError, Refusal, ResultError
 
 WRITES_OUTSIDE_IN_BACKWARD = Refusal(
     MutationError,
@@ -258,6 +258,12 @@ HOOK_ON_RESULT = Refusal(
     MutationError,
     "the function registers a hook on a tensor it was given, and returns that tensor",
     "return another tensor, x.view_as(x), or register the hook outside of the function",
+)
+HEARD_THROUGH_RESULT = Refusal(
+    ResultError,
+    "a hook, or retain_grad(), listens to a result from which another one was computed in the same call: the gradient "
+    "of that one does not go through it",
+    "compute the other one outside of the function, or register the hook inside; or differentiate inside",
 )
 OVERLAPS_ITSELF = Refusal(
     MutationError,

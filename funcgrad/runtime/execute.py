@@ -43,6 +43,7 @@ from .cotangents import Blank, CotangentLayout, Hollow
 from .gates import applied
 from .given_tensors import ahead, is_heard, require_versions, write_back
 from .halves import Half, Halves
+from .heard_results import Results, require_unheard
 from .late_state import LateState
 from .other_memory import Followed, Variables, as_they_are
 from .passed_over import add_zeros
@@ -50,9 +51,11 @@ from .passed_over import add_zeros
 Pullback = Callable[[Sequence[Any], Sequence[Any], Sequence[Tensor | None]], Sequence[Tensor | None]]
 """Takes the inputs as forward was given them (None for one that is gone), their values then, and the incoming
 gradients."""
+Given = tuple[Mapping[int, Tensor], Sequence[Any], Results]
+"""Copies of inputs that a call writes to, all inputs, and where its results will be noted."""
 
 _KEYS = 1 << 40
-"""From here on, keys are those of programs: PyTorch numbers the classes of autograd Functions from 0 on."""
+"""From here on, keys are those of programs: PyTorch numbers classes of autograd Functions from 0 on."""
 
 
 @frozen(eq=False)
@@ -84,6 +87,8 @@ class Differentiable:
     """The inputs to which some of them do not lead, each with those that do."""
     arrivals: tuple[Slot, ...]
     """The inputs, in the order in which gradients come to them in eager PyTorch."""
+    through: Mapping[Slot, frozenset[Slot]]
+    """The outputs from which others are computed, each with these."""
     has_effects: bool
     """Whether backward writes, or calls what may: then it matters which gradients are asked for."""
     pullback: Pullback
@@ -179,25 +184,28 @@ class Differentiable:
         return bool(self.at.watched_inputs or self.at.watched_outs or self.at.late)
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
-        unnoticed = self.at.unnoticed
-        if unnoticed:
+        if unnoticed := self.at.unnoticed:
             inputs = tuple(ahead(v, unnoticed[i]) if i in unnoticed else v for i, v in enumerate(inputs))
         at, seen = self.at, inputs
         # tracked: a second derivative flows on to what made them
         first = {i: inputs[i].clone() for i in at.copied} if at.copied else {}
         if at.unused:
             seen = tuple(ahead(v, ()) if i in at.unused else v for i, v in enumerate(inputs))
+        results = Results()
         apart = {i: s for i, s in at.reached.items() if is_heard(inputs[i])} if at.reached else {}
         is_several = len(at.arrivals) > 1
         hooked = [i for i in at.arrivals if (v := inputs[i]) is not None and has_hooks(v)] if is_several else ()
         if apart or len(hooked) > 1:
-            return self._gated((first, inputs), seen, apart, hooked)
-        outs: tuple[Any, ...] = _apply(self, (first, inputs), *seen)
+            outs = self._gated((first, inputs, results), seen, apart, hooked)
+        else:
+            outs = _apply(self, (first, inputs, results), *seen)
+        if at.through:
+            results.update((i, weakref.ref(outs[i])) for i in at.through)
         return outs
 
     def _gated(
         self,
-        given: tuple[Mapping[int, Tensor], Sequence[Any]],
+        given: Given,
         seen: Sequence[Any],
         apart: Mapping[int, frozenset[int]],
         hooked: Sequence[int],
@@ -242,6 +250,8 @@ class _Positions:
     """For each differentiable output those, by number, whose backward passes find something freed after its own."""
     reached: Mapping[int, frozenset[int]]
     """The inputs that not all outputs lead to, each with those that do."""
+    through: Mapping[int, frozenset[int]]
+    """The outputs that others are computed from, each with these."""
     arrivals: tuple[int, ...]
     unused: frozenset[int]
     """The inputs that require grad and get none: a backward pass must not go on to what computed them."""
@@ -291,6 +301,7 @@ class _Positions:
             watched_inputs=watched_inputs,
             watched_outs=watched_outs,
             reached={ins[s]: frozenset(among(outs, of)) for s, of in program.reached.items() if of},
+            through={outs[s]: frozenset(among(outs, of)) for s, of in program.through.items()},
             arrivals=among(ins, program.arrivals),
             unused=frozenset(ins[s] for s, of in program.reached.items() if not of) if gradients else frozenset(),
             together=tuple(frozenset(among(active, others)) for others in program.together.values()),
@@ -305,9 +316,7 @@ class _Positions:
 
 class _Apply(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, program: Differentiable, given: tuple[Mapping[int, Tensor], Sequence[Any]], *_: Any
-    ) -> tuple[Any, ...]:
+    def forward(ctx: Any, program: Differentiable, given: Given, *_: Any) -> tuple[Any, ...]:
         outs, at = _ran(ctx, program, given), program.at
         ctx.set_materialize_grads(False)  # here, where a captured pass looks for it
         if at.others:
@@ -331,9 +340,9 @@ class _Apply(torch.autograd.Function):
 _apply = applied_directly(_Apply)
 
 
-def _ran(ctx: Any, program: Differentiable, given: tuple[Mapping[int, Tensor], Sequence[Any]]) -> tuple[Any, ...]:
+def _ran(ctx: Any, program: Differentiable, given: Given) -> tuple[Any, ...]:
     """Run forward: its outputs. What backward needs is kept in ``ctx``."""
-    at, (first, inputs) = program.at, given
+    at, (first, inputs, ctx.results) = program.at, given
     if program.draws:
         ctx.generators = {of: state_of(of) for of in program.draws}
     # Below autograd nothing is tracked, but grad mode is on as it was in the trace: some kernels ask for it
@@ -387,6 +396,8 @@ def _gradients(ctx: Any, incoming: Sequence[Tensor | None], asked: Callable[[], 
     result: list[Any] = [None] * len(ctx.inputs)
     if not any(here):
         return result
+    if at.through:
+        require_unheard(at.through, ctx.results, incoming)
     as_traced = reads_as_traced(ctx)
     refused = program.refused if all(here) and as_traced else None
     if isinstance(refused, FuncgradError):

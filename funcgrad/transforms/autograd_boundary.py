@@ -134,6 +134,7 @@ def differentiable(
         together={slot: joint.together[slot] for slot in active} if joint.together else {},
         reached=joint.reached,
         arrivals=joint.arrivals,
+        through=joint.through,
         has_effects=passes is not None and _has_effects(passes.graph),
         pullback=derivative,
         requires_grad=[slot for slot in ins if inner.facts.requires_grad(slot)],  # type: ignore[arg-type]
