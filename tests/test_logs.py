@@ -1,6 +1,7 @@
 """Logs in Python state that a function fills by keys that are computed: what is in their lists is no part of a program,
 unless it is read."""
 
+import logging
 import types
 from collections import defaultdict
 
@@ -138,3 +139,18 @@ def test_several_values_that_are_others_are_warned_of():
     with pytest.warns(fg.RecompileWarning, match="values it reads are others in each call"):
         for i in range(8):
             f(torch.full((2,), float(i)))
+
+
+def test_a_logger_that_a_call_makes_is_whole():
+    """What its own making sets was taken back at the end of the trace, and the logger was left without."""
+    name = "funcgrad.tests.made"
+
+    def f(x):
+        logging.getLogger(name).debug("nobody listens")
+        return x * 2
+
+    compiled = fg.jit(f, backend="aten")
+    for n in (2, 3):
+        compiled(torch.ones(n))
+    logger = logging.getLogger(name)
+    assert logger.propagate and not logger.disabled and not logger.isEnabledFor(logging.DEBUG)

@@ -135,8 +135,9 @@ class Asked:
 
 
 def answer_of(question: str, tensor: Tensor) -> Any:
-    """What a tensor answers."""
-    return eval(question.format("t"), {"t": tensor, "absent": ABSENT})
+    """What a real tensor answers."""
+    with without_modes(), without_function_modes():
+        return eval(question.format("t"), {"t": tensor, "absent": ABSENT})
 
 
 @define(eq=False)
@@ -179,8 +180,7 @@ class Questions:
             return _History.called(name) if same else NotImplemented
         if question not in _OF_THE_REAL:
             return NotImplemented if isinstance(now := func(stand_in), SymInt) else self._note(real, question, now)
-        with without_modes(), without_function_modes():
-            answer = self._note(real, question, answer_of(question, real))
+        answer = self._note(real, question, answer_of(question, real))
         if func != ASKS_BASE:
             return answer
         base = func(real)

@@ -140,7 +140,7 @@ def _is_torch(frame: Any) -> bool:
 
 
 def _sets_attribute(listener: Listener, logger: logging.Logger, name: str) -> None:
-    if name in ("propagate", "disabled"):
+    if name in ("propagate", "disabled") and name in vars(logger):  # not while it is made
         listener.sets_up(logger, name)
 
 
