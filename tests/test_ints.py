@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy as np
 import pytest
 import torch
 from laws.numbers import difference, outcome
@@ -715,6 +716,14 @@ def test_static_arguments_are_compared_and_what_decides_is_told() -> None:
     with pytest.warns(fg.RecompileWarning, match="another number in each call"):
         for n in range(2, 7):
             parts(X, n)
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32, np.int64, complex])
+def test_numbers_that_are_no_symbols_are_told(kind) -> None:
+    compiled = fg.jit(lambda x, n: x * n, backend="aten")
+    with pytest.warns(fg.RecompileWarning, match=r"of a type that is no symbol. Pass float\(x\) or int\(x\)"):
+        for n in range(5):
+            torch.testing.assert_close(compiled(X, kind(n)), X * kind(n))
 
 
 ONES = torch.ones(2)

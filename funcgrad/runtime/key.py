@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from numbers import Number
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -328,8 +329,8 @@ class Difference:
     what: str
     about: str = ""
     """``"shape"``, ``"stride"`` of a tensor; ``"sizes"``: a condition on sizes alone; ``"state"``: of Python;
-    ``"structure"``: of arguments; ``"value"``: of a number; ``"text"``: of a text, a path or a date; ``"object"``:
-    which one of its type it is."""
+    ``"structure"``: of arguments; ``"value"``: of a number; ``"number"``: of one that is no symbol, of NumPy or
+    complex; ``"text"``: of a text, a path or a date; ``"object"``: which one of its type it is."""
     place: Place | None = None
     """Where that value lives."""
     fixed_in: str = ""
@@ -389,6 +390,8 @@ def _about(was: Any, now: Any) -> str:
         return "value"
     if type(was) is type(now) and type(was) in UNREAD:
         return "text"
+    if isinstance(was, Number) and isinstance(now, Number) and not isinstance(now, (bool, np.bool_)):
+        return "number"
     return "object" if type(was) is type(now) and not is_plain(was) else ""
 
 

@@ -51,6 +51,11 @@ _OBJECT = (
     "an argument is another object in each call ({}), and programs are for that very one: the function stores there "
     "what a gradient goes through, or it matters which object it is. Return what it stores, or pass what it reads."
 )
+_NUMBER = (
+    "an argument is another number in each call ({}), of a type that is no symbol. Pass float(x) or int(x) where it is "
+    "one of NumPy's, a tensor where it is complex, or name the argument in static_argnums where a program for each "
+    "value is meant."
+)
 _TEXT = (
     "an argument that it reads says something else in each call ({}). Leave it out, or name the argument in "
     "static_argnums where a program for each is meant."
@@ -74,7 +79,7 @@ class Recompiles:
         symbols for sizes."""
         by_program = [(program, found) for program in programs if (found := why_not(program, inputs))]
         reasons = _of_state(by_program) | _of_objects(by_program) | _of_structure(by_program)
-        of_arguments = _of_texts(by_program)
+        of_arguments = _of_one(by_program, "text", _TEXT) | _of_one(by_program, "number", _NUMBER)
         if options.dynamic is not False:
             of_arguments |= _of_values(by_program)
             reasons |= _of_sizes(by_program, why_static)
@@ -139,9 +144,9 @@ def _of_structure(misses: _Misses) -> dict[str, str]:
     return {_OF_ARGUMENTS: _STRUCTURE.format(alone[-1])} if alone and len(alone) == len(misses) else {}
 
 
-def _of_texts(misses: _Misses) -> dict[str, str]:
-    """The texts among the arguments that alone are others."""
-    return {d.where: _TEXT.format(d) for d in _first_of(misses, "text")}
+def _of_one(misses: _Misses, about: str, reason: str) -> dict[str, str]:
+    """The texts, or the numbers that are no symbols, among the arguments that alone are others."""
+    return {d.where: reason.format(d) for d in _first_of(misses, about)}
 
 
 def _of_values(misses: _Misses) -> dict[str, str]:
