@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy as np
 import pytest
 import torch
 from laws.numbers import difference, outcome
@@ -723,7 +722,7 @@ def test_numbers_that_are_no_symbols_are_told(kind) -> None:
     compiled = fg.jit(lambda x, n: x * n, backend="aten")
     with pytest.warns(fg.RecompileWarning, match=r"of a type that is no symbol. Pass float\(x\) or int\(x\)"):
         for n in range(5):
-            torch.testing.assert_close(compiled(X, kind(n)), X * kind(n))
+            torch.testing.assert_close(compiled(ONES, kind(n)), ONES * kind(n))
 
 
 ONES = torch.ones(2)
