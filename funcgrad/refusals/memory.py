@@ -90,7 +90,7 @@ GRADIENT_RESTRIDED = Refusal(
 RETURNS_RETAINED = Refusal(
     MutationError,
     "the function returns, or stores, {0}, which keeps its gradient (retain_grad()), beside what depends on it",
-    "compute what depends on it in another function",
+    "keep the gradient by a hook: y.register_hook(gradients.append); or compute what depends on it in another function",
 )
 OTHER_MEMORY = Refusal(
     MutationError,
