@@ -5,6 +5,7 @@ import weakref
 
 import pytest
 import torch
+import torch.distributions as D
 from torch import nn
 
 import funcgrad as fg
@@ -246,3 +247,33 @@ def test_what_the_caller_does_with_it_is_done_to_the_state():
     first = call(torch.ones(2))[1]
     first["done"] = True
     assert call(torch.ones(2))[1] is first is own.table and own.table == {"n": 2, "done": True}
+
+
+DISTRIBUTIONS = {
+    "categorical": lambda h: D.Categorical(logits=h),
+    "of probabilities": lambda h: D.Categorical(probs=h.softmax(-1)),
+    "bernoulli": lambda h: D.Bernoulli(logits=h),
+    "multivariate": lambda h: D.MultivariateNormal(h, torch.eye(4)),
+    "mixture": lambda h: D.MixtureSameFamily(D.Categorical(logits=h), D.Normal(h, h.exp())),
+}
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_a_distribution_is_returned_whose_parameters_are_computed_when_they_are_asked_for(name):
+    """Its attributes stand where its class has properties that compute them once."""
+    weight = torch.linspace(-1, 1, 12).view(3, 4).requires_grad_()
+
+    def policy(x):
+        return DISTRIBUTIONS[name](x @ weight)
+
+    compiled = fg.jit(policy, backend="aten")
+    for n in (2, 3, 2):
+        x, found = torch.linspace(0, 1, 3 * n).view(n, 3), []
+        for call in (policy, compiled):
+            torch.manual_seed(0)
+            given = call(x)
+            log_prob = given.log_prob(given.sample())
+            found.append((log_prob, torch.autograd.grad(log_prob.sum(), weight), type(given)))
+        torch.testing.assert_close(found[1][:2], found[0][:2])
+        assert found[1][2] is found[0][2]
+    assert compiled.cache_info().misses == 2

@@ -14,6 +14,7 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from inspect import getattr_static
 from typing import Any
 
 import torch
@@ -81,8 +82,8 @@ class Opening:
         if met or not is_made_of_attributes(value) or hidden_tensor(value) is None:
             return None
         attributes = attributes_made(value)
-        kept = {name for name in attributes if isinstance(getattr(type(value), name, None), property)}
-        if kept:
+        # as they stand in the class: what is computed once is an attribute (lazy_property)
+        if any(isinstance(getattr_static(type(value), name, None), property) for name in attributes):
             return None
         self.made.append(value)
         return attributes
