@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+import torch.distributions as D
 from torch import Tensor, nn
 
 import funcgrad as fg
@@ -577,3 +578,62 @@ def test_objects_that_are_known_by_weak_references(kind: str) -> None:
         return (lambda v: v * asked[kind]()), [lambda g, i=i: step(g, i) for i in (2, 3, 0, 1, 3, 2, 0)]  # type: ignore[misc]
 
     _same(world)
+
+
+def _normal(t, n):
+    return D.Normal(t * n, torch.ones(3) * (abs(n) + 1))
+
+
+DISTRIBUTIONS = {
+    "log_prob": (lambda x, d: d.log_prob(x), _normal),
+    "rsample": (lambda x, d: d.rsample((2,)) * x, _normal),
+    "kl_divergence": (lambda x, d: D.kl_divergence(d, D.Normal(x, x.exp())), _normal),
+    "computed when it is asked for": (
+        lambda x, d: d.probs * x + d.entropy() + d.probs.sum(),
+        lambda t, n: D.Categorical(logits=t * n),
+    ),
+    "independent": (lambda x, d: d.log_prob(x), lambda t, n: D.Independent(_normal(t, n), 1)),
+    "transformed": (
+        lambda x, d: d.log_prob(x * 0.3),
+        lambda t, n: D.TransformedDistribution(_normal(t, n), [D.TanhTransform()]),
+    ),
+    "of two": (
+        lambda x, d: d.log_prob(x),
+        lambda t, n: _normal(t, n) if n % 2 else D.Laplace(t * n, torch.ones(3)),
+    ),
+    "a mixture": (
+        lambda x, d: d.log_prob(x),
+        lambda t, n: D.MixtureSameFamily(D.Categorical(logits=t), _normal(t, n)),
+    ),
+    "in a list": (lambda x, d: sum(one.log_prob(x) for one in d), lambda t, n: [_normal(t, n), _normal(t, -n)]),
+}
+
+
+KEEP_WHAT_THEY_COMPUTE = ("computed when it is asked for", "transformed")
+"""Where a gradient goes through that, programs are for one object."""
+
+
+@pytest.mark.parametrize("backend", ["aten", "c"])
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_a_distribution_as_an_argument_is_any_of_its_class(name, backend):
+    """Each one that was made anew was a program."""
+    f, make = DISTRIBUTIONS[name]
+    compiled, x = fg.jit(f, backend=backend), torch.tensor([0.5, 1.0, 1.5])
+    for n in range(1, 6):
+        found = []
+        for call in (f, compiled):
+            torch.manual_seed(n)
+            t = torch.tensor([0.2, -0.1, 0.3], requires_grad=name not in KEEP_WHAT_THEY_COMPUTE)
+            out = call(x, make(t, n))
+            found.append((out, torch.autograd.grad(out.sum(), t) if t.requires_grad else ()))
+        torch.testing.assert_close(*found)
+    assert compiled.cache_info().misses <= (4 if name == "of two" else 2)
+
+
+def test_a_distribution_in_python_state_is_any_of_its_class():
+    own = types.SimpleNamespace()
+    compiled = fg.jit(lambda x: own.prior.log_prob(x), backend="aten")
+    for n in range(5):
+        own.prior = _normal(torch.tensor([0.2, -0.1, 0.3]), n)
+        torch.testing.assert_close(compiled(torch.ones(3)), own.prior.log_prob(torch.ones(3)))
+    assert compiled.cache_info().misses == 2

@@ -19,6 +19,7 @@ from typing import Any
 
 import attrs
 import torch
+from torch.distributions import Distribution, Transform
 from attrs import evolve, frozen
 
 from .given import OF_ITEMS
@@ -64,7 +65,7 @@ def may_be_another(was: Any, now: Any) -> bool:
         return holds_tensors(was)
     if kind is types.FunctionType:  # a closure that is made anew
         return _made_of(was) == _made_of(now)
-    is_own = not is_library(kind) or issubclass(kind, torch.nn.Module)
+    is_own = not is_library(kind) or issubclass(kind, (torch.nn.Module, Distribution, Transform))
     has_own = attributes_of(was) is not None or bool(slots_of(kind))
     return is_own and has_own and can_be_hooked(kind) and not says_what_it_has(kind)  # its attributes are read
 
