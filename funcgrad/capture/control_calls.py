@@ -19,7 +19,15 @@ from .applied import apply
 from .control_flow import Choice, Scan, While
 from .copies import deep_copied
 from .packed_sequences import PACKED_NETWORKS, is_packed, pack, pad
-from .recurrent import CELLS, by_steps, drops_between_layers, has_symbolic_steps, is_of_whole_layers, layer_after_layer
+from .recurrent import (
+    ARGUMENTS,
+    CELLS,
+    by_steps,
+    drops_between_layers,
+    has_symbolic_steps,
+    is_of_whole_layers,
+    layer_after_layer,
+)
 from .trace import Trace
 from .traced_bodies import Body, closed_over
 
@@ -150,16 +158,17 @@ def _recurrent(network: Any) -> Callable[..., Any]:
     def call(trace: Trace, *args: Any, **kwargs: Any) -> Any:
         if is_packed(*args):
             return packed(trace, *args, **kwargs)
+        args = *args, *(kwargs[name] for name in ARGUMENTS[len(args) :])
         drops = drops_between_layers(*args)
         if not has_symbolic_steps(*args):
             if not drops:
                 return NotImplemented
             with trace.lifter:
-                return layer_after_layer(network, *args, **kwargs)
+                return layer_after_layer(network, *args)
         with trace.lifter:
             if not drops and is_of_whole_layers(network, *args):
-                return lstm_by_layers(*args, **kwargs)
-            return by_steps(functools.partial(scan, trace), CELLS[network], *args, **kwargs)
+                return lstm_by_layers(*args)
+            return by_steps(functools.partial(scan, trace), CELLS[network], *args)
 
     return call
 

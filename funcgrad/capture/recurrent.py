@@ -46,6 +46,11 @@ CELLS: Mapping[Any, Cell] = {
     torch.lstm: _lstm, torch.gru: _gru, torch.rnn_tanh: _elman(torch.tanh), torch.rnn_relu: _elman(torch.relu),
 }  # fmt: skip
 
+ARGUMENTS = (
+    "input", "hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional", "batch_first"
+)  # fmt: skip
+"""Of these calls, where what is given is not packed."""
+
 
 def by_layers(
     run: Callable[[Tensor, States, Sequence[Any], bool], tuple[Tensor, States]], data: Tensor,

@@ -19,8 +19,8 @@ from typing import Any
 
 import attrs
 import torch
-from torch.distributions import Distribution, Transform
 from attrs import evolve, frozen
+from torch.distributions import Distribution, Transform
 
 from .given import OF_ITEMS
 from .guards import Guard
