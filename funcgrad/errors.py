@@ -224,8 +224,8 @@ class UnrolledLoopWarning(UserWarning):
 
 
 class AutocastWarning(UserWarning):
-    """Autocast is on where a gradient is compiled, and ``backward_autocast`` does not say whether it is meant for
-    backward, too."""
+    """Autocast is on where a gradient is compiled through a custom ``autograd.Function``, and ``backward_autocast``
+    does not say whether it is meant for backward, too."""
 
 
 class LargeBaseWarning(UserWarning):

@@ -103,7 +103,7 @@ class Options:
     become symbols as arguments do. ``"error"``: reading raises, as in JAX. backward_autocast: what a custom
     ``autograd.Function`` sees of autocast in its backward: ``"off"`` (as where ``backward()`` is called outside of it),
     ``"same_as_forward"``, or a list of keyword dicts for ``torch.autocast``. ``None``: off, with an ``AutocastWarning``
-    where autocast is on when a gradient is compiled. policy: what may be saved for backward, as if the whole function
+    where autocast is on when its gradient is compiled. policy: what may be saved for backward, as if the whole function
     were one ``fg.checkpoint``: the name of a policy of ``fg.checkpoint_policies`` (``"dots_saveable"``), a function, or
     a list of operators to save. ``None``: whatever is fastest. memory_budget: the most bytes a call may have allocated
     at a time, forward and backward together, above what is there before, results included: an int, a text like

@@ -78,6 +78,8 @@ def test_unsaid_is_off_with_a_warning_where_autocast_is_on():  # S1-14
         fg.jit(loss)(x, w)  # autocast is off: there is nothing to say
         with torch.autocast("cpu", dtype=torch.bfloat16):
             fg.jit(lambda x: x @ x)(w)  # nothing is differentiated
+            fg.jit(lambda x: (x @ x).sum())(x)  # nothing asks for it
+            fg.grad_compiled(lambda x: (x @ x).sum())(w)
 
 
 def test_backward_is_called_under_autocast():

@@ -934,11 +934,24 @@ def test_autocast_of_backward_without_a_device(value):
     "transform", [fg.grad_compiled, fg.value_and_grad_compiled, fg.grad_and_value_compiled, fg.jit]
 )
 def test_gradient_under_autocast(transform, x):
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx, g):
+            return 2 * g * ctx.saved_tensors[0]
+
+    def squared(x):
+        return Square.apply(x).sum()
+
     x.requires_grad_()
     with torch.autocast("cpu", torch.bfloat16), pytest.warns(fg.AutocastWarning) as caught:
-        transform(scalar)(x)
+        transform(squared)(x)
     (message,) = [str(w.message) for w in caught if w.category is fg.AutocastWarning]
-    assert "scalar" in message and 'backward_autocast="off"' in message and "same_as_forward" in message
+    assert "squared" in message and 'backward_autocast="off"' in message and "same_as_forward" in message
 
 
 @pytest.mark.parametrize("value", ["off", "same_as_forward", [], [{"device_type": "cpu", "dtype": torch.bfloat16}]])
@@ -947,7 +960,7 @@ def test_gradient_under_autocast_that_is_spoken_for(value, x):
         warnings.simplefilter("error", fg.AutocastWarning)
         fg.grad_compiled(scalar, backward_autocast=value)(x)
         fg.jit(scalar)(x)  # nothing is differentiated
-    fg.grad_compiled(scalar)(x)
+        fg.grad_compiled(scalar)(x)  # nothing asks for it
 
 
 def test_environment():

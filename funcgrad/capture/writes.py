@@ -41,6 +41,8 @@ class Writes:
         self.after_forward: list[Callable[[], None]] = []
         self._lineage = lineage
         self.custom_functions = 0
+        """So many run, one within another."""
+        self.met_custom_function = False
         self.passages: Passages | None = None
         """The nodes of autograd of the program's own backward pass."""
         self.heard: Callable[[Tensor], None] = lambda _: None
@@ -156,6 +158,7 @@ class Writes:
     ) -> Any:
         """Apply a custom ``autograd.Function``. What it told autograd that it writes to (``mark_dirty``) is what it
         returns as it is: ``dirty`` is called with each of these that requires grad."""
+        self.met_custom_function = True
         with having(self, custom_functions=self.custom_functions + 1):
             out = apply(*operands, **keywords)
         for result in tensors_in(out):
