@@ -101,13 +101,11 @@ class Passages:
             led_to |= dict.fromkeys(named(own, True), named(mask, False))
         reached = {slot: own for slot, own in led_to.items() if len(own) < len(ends)}
         at = arriving_at(ends, outs)
-        through = {
-            slot: others
+        further = {
+            slot: named(at[node][k], False) - {other for other, *end in ends if end == [node, k]}
             for slot, node, k in ends
-            if (
-                others := named(at[node][k] & ~sum(1 << j for j, end in enumerate(ends) if end[1:] == (node, k)), False)
-            )
         }
+        through = {slot: others for slot, others in further.items() if others}
         told = told_of(ends, outs, listeners)
         found = Passages(
             node_of, {node: passage(node) for node in outs}, together if differ else {}, reached, through, told
