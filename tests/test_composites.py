@@ -161,3 +161,14 @@ def test_labels_after_the_first_that_is_none(reduction):
         same(compiled(x, labels), loss(x, labels))
         same(gradient(x, labels), func.grad(lambda x: loss(x, labels).sum())(x))
     assert compiled.cache_info().misses == 2
+
+
+@pytest.mark.parametrize("given", [(), (1.05,), (1.05, 1.05)])
+def test_an_operator_that_resizes_is_given_some_of_its_factors(given):
+    def resized(x):
+        return torch.ops.aten.upsample_bilinear2d.default(x, x.shape[2:], False, *given)
+
+    compiled = jit(resized)
+    for n in (3, 4, 5):
+        x = data(1, 2, n, n)
+        same(compiled(x), resized(x))

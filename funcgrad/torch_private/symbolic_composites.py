@@ -161,11 +161,13 @@ def _upsampled(is_vector: bool, formula: str, whole: Sequence[int]) -> Callable[
     """By PyTorch's formula. Where a result is ``whole`` times as large, its C++ takes each element by its place,
     whatever the factor was that the size was rounded from."""
 
-    def rule(x: Tensor, sizes: Any, *given: Any) -> Any:
+    def rule(x: Tensor, sizes: Any, *given: Any, **named: Any) -> Any:
         formulas = importlib.import_module("torch._decomp.decompositions")  # seen in 2.11, 2.13
-        *align_corners, scales = given if is_vector else (*given[: -(x.dim() - 2)], given[-(x.dim() - 2) :])
-        if not scales or None in scales or True in align_corners:
+        n = int("linear" in formula)
+        align_corners, scales = given[:n], given[n] if is_vector else given[n:]
+        if named or not scales or True in align_corners:
             return NotImplemented
+        scales = *scales, *[None] * (x.dim() - 2 - len(scales))
         if is_vector:
             sizes = formulas.upsample_compute_output_size(x.shape, None, scales)
         known = zip(x.shape[2:], sizes, scales, strict=True)
