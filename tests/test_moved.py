@@ -6,6 +6,7 @@ import types
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 import funcgrad as fg
 
@@ -411,3 +412,55 @@ def test_what_a_module_holds_that_a_function_returns():
         return found
 
     torch.testing.assert_close(run(fg.jit(f, backend="aten")), run(f))
+
+
+STORED = {
+    "a tuple": lambda y, bag: (y.detach(), 2),
+    "within a tuple": lambda y, bag: ((y.detach(),), bag["n"] + 1),
+    "a list": lambda y, bag: [y.detach()],
+    "a dict": lambda y, bag: {"y": y.detach()},
+}
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_what_is_met_after_the_function_stored_it_was_not_there_before(name):
+    """The dict is in the cell of a method of ``Host``, too, which is looked into when ``type(self)`` is met: the tuple
+    was taken for one that had been there, and a tensor of the trace was stored."""
+
+    def run(wrap):
+        bag = {"pair": (torch.ones(3), 2), "n": 1}
+
+        class Scope:
+            n = 0
+
+            def __enter__(self):
+                type(self).n += 1
+                return self
+
+            def __exit__(self, *_):
+                return None
+
+        scope = types.SimpleNamespace(t=Scope())
+
+        class Host:
+            def __init__(self):
+                self.bag, self.scope = bag, scope
+
+        host = Host()
+
+        def f(x):
+            y = x * 1.0
+            host.bag["pair"] = STORED[name](y, host.bag)
+            with host.scope.t:
+                y = y + 1
+            return y
+
+        call, found = wrap(f), []
+        for i in range(4):
+            found += [call(torch.ones(3) * i), Scope.n, *pytree.tree_leaves(bag["pair"])]
+        return found
+
+    expected, found = run(lambda f: f), run(lambda f: fg.jit(f, backend="aten"))
+    for one, other in zip(found, expected, strict=True):
+        assert type(one) is type(other)
+        assert (one == other).all() if isinstance(one, torch.Tensor) else one == other

@@ -474,7 +474,18 @@ class Written:
             return True
         if type(value) is frozenset:
             return all(map(self._is_kept_inside, value))
+        if self._was_stored_before_met(value):
+            return False
         return self._watch.knows(value) or (isinstance(value, _KEPT) and value is not None)
+
+    def _was_stored_before_met(self, value: Any) -> bool:
+        """Whether the watch has met a container of tensors of the trace where the function had stored it by then."""
+        if isinstance(value, tuple):
+            return any(is_traced(v) or self._was_stored_before_met(v) for v in value)
+        met = self._watch.met.get(id(value)) if type(value) in (list, dict) else None
+        if met is None or id(value) in self._watch.given:
+            return False
+        return any(map(is_traced, met.before.values() if type(value) is dict else met.before))
 
     def _is_kept_inside(self, value: Any) -> bool:
         """The same of a value in a container that is no tree: there, None is no container of nothing."""
