@@ -22,7 +22,7 @@ from ..torch_private.tensors import storage_id
 from .error_translation import named_error
 from .floats import NotSymbolicError
 from .inner import Inner, Ran
-from .passages import Passages, told_of
+from .passages import Passages, arriving_at, told_of
 from .source_location import is_defect
 from .trace import Trace
 
@@ -181,7 +181,8 @@ def run_passes(trace: Trace, roots: Sequence[Tensor], seeds: Sequence[Tensor]) -
     """A backward pass from all roots; and those from some that are recorded, too: Python may read other tensors
     there."""
     ends = [(Out(str(i)), v.grad_fn, v.output_nr) for i, v in enumerate(roots)]
-    told = told_of(ends, ends_above([end for _, end, _ in ends]), trace.listeners)
+    outs = ends_above([end for _, end, _ in ends])
+    told = told_of(ends, outs, arriving_at(ends, outs), trace.listeners)
     torch.autograd.backward(roots, seeds, retain_graph=bool(told))
     for absent in told.passes([slot for slot, _, _ in ends]):
         here = [i for i, (slot, _, _) in enumerate(ends) if slot not in absent]

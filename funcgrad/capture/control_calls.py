@@ -159,13 +159,12 @@ def _recurrent(network: Any) -> Callable[..., Any]:
         if is_packed(*args):
             return packed(trace, *args, **kwargs)
         args = *args, *(kwargs[name] for name in ARGUMENTS[len(args) :])
-        drops = drops_between_layers(*args)
-        if not has_symbolic_steps(*args):
-            if not drops:
-                return NotImplemented
-            with trace.lifter:
-                return layer_after_layer(network, *args)
+        drops, is_symbolic = drops_between_layers(*args), has_symbolic_steps(*args)
+        if not drops and not is_symbolic:
+            return NotImplemented
         with trace.lifter:
+            if not is_symbolic:
+                return layer_after_layer(network, *args)
             if not drops and is_of_whole_layers(network, *args):
                 return lstm_by_layers(*args)
             return by_steps(functools.partial(scan, trace), CELLS[network], *args)

@@ -512,5 +512,5 @@ class DryRun:
             itself=self._itself(captured), follows=follows, unrelated=by_slot(self._apart, named),
             leaves={**facts.leaves, **dict.fromkeys(computed, False)}, asked=(*facts.asked, *unheard),
             result_gradients=result_gradients, generators=tuple(self.trace.draws.named.values()),
-            is_custom=self.trace.writes.met_custom_function,
+            has_custom_functions=self.trace.writes.met_custom_function,
         )  # fmt: skip

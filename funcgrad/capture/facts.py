@@ -166,7 +166,7 @@ class Facts(Shown):
     """The values of tensors that Python reads; None where it may read none."""
     opens: bool = False
     """Whether it returns objects of its own, which each call makes of their attributes."""
-    is_custom: bool = False
+    has_custom_functions: bool = False
     """Whether it applies custom ``autograd.Function``s, whose backward may ask for autocast."""
     hooks: tuple[object, ...] | None = None
     """What hooks on tensors close over, where these write to Python state: they run as they are."""

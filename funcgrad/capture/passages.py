@@ -106,7 +106,7 @@ class Passages:
             for slot, node, k in ends
         }
         through = {slot: others for slot, others in further.items() if others}
-        told = told_of(ends, outs, listeners)
+        told = told_of(ends, outs, at, listeners)
         found = Passages(
             node_of, {node: passage(node) for node in outs}, together if differ else {}, reached, through, told
         )
@@ -206,10 +206,14 @@ def arriving_at(ends: Sequence[tuple[Slot, Any, int]], outs: Mapping[Any, int]) 
     return arriving
 
 
-def told_of(ends: Sequence[tuple[Slot, Any, int]], outs: Mapping[Any, int], listeners: Listeners) -> Told:
+def told_of(
+    ends: Sequence[tuple[Slot, Any, int]],
+    outs: Mapping[Any, int],
+    arriving: Mapping[Any, Mapping[int, int]],
+    listeners: Listeners,
+) -> Told:
     """What Python hears of it where a gradient is not there (see ``Passages.of``); ``outs``: the nodes of a pass, each
-    with the outputs that lead to it, a bit for each."""
-    arriving = arriving_at(ends, outs)
+    with the outputs that lead to it, a bit for each; ``arriving``: the same of their results."""
     hearing = listeners.hearing(outs) if len(ends) > 1 else ()
     masks = {frozenset(arriving[node].values()): None for node in hearing}
 

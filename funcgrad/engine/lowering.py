@@ -396,7 +396,7 @@ class _Lowering:
         scalars = self._scalars[s.number]
         beside = mapped(region.sizes[sum(type(v) is int for v in context.scalars.values()) :], self._read)
         incoming, asked = mapped(cotangents, self._read), region.asked[2:]
-        require_unheard(context.program.at.through, context.results, incoming)
+        require_unheard(context, incoming)
         copy = Copy(self._trace, self._hooks, at.at, context, prefix, beside, incoming, asked)
         if copy.has_effects:
             self._settle()

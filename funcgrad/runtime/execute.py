@@ -51,8 +51,8 @@ from .passed_over import add_zeros
 Pullback = Callable[[Sequence[Any], Sequence[Any], Sequence[Tensor | None]], Sequence[Tensor | None]]
 """Takes the inputs as forward was given them (None for one that is gone), their values then, and the incoming
 gradients."""
-Given = tuple[Mapping[int, Tensor], Sequence[Any], Results]
-"""Copies of inputs that a call writes to, all inputs, and where its results will be noted."""
+Given = tuple[Mapping[int, Tensor], Sequence[Any], Results | None]
+"""Copies of inputs that a call writes to, all inputs, and where results are noted, if it matters."""
 
 _KEYS = 1 << 40
 """From here on, keys are those of programs: PyTorch numbers classes of autograd Functions from 0 on."""
@@ -191,7 +191,7 @@ class Differentiable:
         first = {i: inputs[i].clone() for i in at.copied} if at.copied else {}
         if at.unused:
             seen = tuple(ahead(v, ()) if i in at.unused else v for i, v in enumerate(inputs))
-        results = Results()
+        results = Results() if at.through else None
         apart = {i: s for i, s in at.reached.items() if is_heard(inputs[i])} if at.reached else {}
         is_several = len(at.arrivals) > 1
         hooked = [i for i in at.arrivals if (v := inputs[i]) is not None and has_hooks(v)] if is_several else ()
@@ -199,7 +199,7 @@ class Differentiable:
             outs = self._gated((first, inputs, results), seen, apart, hooked)
         else:
             outs = _apply(self, (first, inputs, results), *seen)
-        if at.through:
+        if results is not None:
             results.update((i, weakref.ref(outs[i])) for i in at.through)
         return outs
 
@@ -397,7 +397,7 @@ def _gradients(ctx: Any, incoming: Sequence[Tensor | None], asked: Callable[[], 
     if not any(here):
         return result
     if at.through:
-        require_unheard(at.through, ctx.results, incoming)
+        require_unheard(ctx, incoming)
     as_traced = reads_as_traced(ctx)
     refused = program.refused if all(here) and as_traced else None
     if isinstance(refused, FuncgradError):

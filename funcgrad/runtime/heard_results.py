@@ -7,7 +7,8 @@ there would hear of a part of it.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -18,9 +19,10 @@ Results = dict[int, weakref.ref[Tensor]]
 """Of a call, by their places among its outputs."""
 
 
-def require_unheard(through: Mapping[int, frozenset[int]], results: Results, incoming: Sequence[Tensor | None]) -> None:
-    """Raise ``ResultError`` where a gradient comes in for what is computed of a result to which somebody listens."""
-    for i, others in through.items():
-        result = results[i]() if any(incoming[k] is not None for k in others) else None
+def require_unheard(ctx: Any, incoming: Sequence[Tensor | None]) -> None:
+    """Raise ``ResultError`` where a gradient comes in for what is computed of a result to which somebody listens.
+    ``ctx``: the node of the call."""
+    for i, others in ctx.program.at.through.items():
+        result = ctx.results[i]() if any(incoming[k] is not None for k in others) else None
         if result is not None and (result.retains_grad or has_hooks(result)):
             raise refusals.HEARD_THROUGH_RESULT(where=f"the backward pass of a call, result {i}")

@@ -78,7 +78,7 @@ def _captured(
         if (
             key.ambient.autocast
             and options.backward_autocast is None
-            and facts.is_custom
+            and facts.has_custom_functions
             and (facts.differentiable or not definition.splits)
         ):
             warn(_AUTOCAST_UNSAID.format(name_of(definition.root)), AutocastWarning)
