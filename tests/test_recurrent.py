@@ -125,3 +125,57 @@ def test_dropout_between_layers_of_batches_of_all_sizes(kind, dtype):
             results.append((loss, out, gradients, torch.get_rng_state()))
         torch.testing.assert_close(results[1], results[0])
     assert compiled.cache_info().misses == 2
+
+
+class TestWhatOneDnnKeepsForBackward:
+    """PyTorch's fake tensors say: nothing."""
+
+    @staticmethod
+    def make():
+        network, x = nn.LSTM(16, 32, num_layers=2), torch.randn(20, 8, 16)
+        return network, x, lambda x: network(x)[0].square().sum()
+
+    def test_is_counted(self):
+        """It ended the process: what was made up for a measurement had no such memory."""
+        _, x, loss = self.make()
+        use = fg.jit(loss).memory(x)
+        assert use.saved_bytes > 10 * loss(x).nbytes + 20 * x.nbytes
+        assert 0.9 < use.predicted_peak / use.measured_peak < 1.1
+
+    def test_is_counted_where_sizes_are_symbols(self):
+        network, x, loss = self.make()
+        compiled = fg.jit(loss, dynamic=True)
+        compiled(x)
+        for batch in (8, 12):
+            x = torch.randn(20, batch, 16)
+            use = compiled.memory(x)
+            assert use.saved_bytes > 20 * torch.randn(20, 8, 16).nbytes
+            found, expected = (torch.autograd.grad(f(x), list(network.parameters())) for f in (compiled, loss))
+            torch.testing.assert_close(found, expected)
+
+    @pytest.mark.parametrize(
+        "around",
+        [
+            lambda f: fg.jit(f, memory_budget=0.7),
+            lambda f: fg.jit(fg.checkpoint(f)),
+            lambda f: fg.jit(lambda x: torch.utils.checkpoint.checkpoint(f, x, use_reentrant=False)),
+        ],
+        ids=["budget", "checkpoint", "PyTorch's checkpoint"],
+    )
+    def test_is_there_where_backward_computes_it_again(self, around):
+        """Grad mode is off in a backward pass: it was None."""
+        network, x, loss = self.make()
+        compiled = around(loss)
+        for _ in range(2):
+            found, expected = (torch.autograd.grad(f(x), list(network.parameters())) for f in (compiled, loss))
+            torch.testing.assert_close(found, expected)
+
+    def test_is_there_in_a_saved_program(self, tmp_path):
+        network, x, loss = self.make()
+        fg.jit(fg.checkpoint(loss)).program(x).save(tmp_path / "program")
+        loaded = fg.load(tmp_path / "program")
+        found = torch.autograd.grad(loaded(x), list(loaded.tensors.values()))
+        expected = torch.autograd.grad(loss(x), list(network.parameters()))
+        assert sorted(g.sum().item() for g in found) == pytest.approx(
+            sorted(g.sum().item() for g in expected), rel=1e-4
+        )

@@ -32,7 +32,7 @@ from ..symbolic.places import places_of_sizes, sizes_around, symbols_around
 from ..symbolic.read_sizes import SizesOnPath
 from ..symbolic.sizes import Size, SizeError, plain
 from ..symbolic.torch_sizes import shape_of, strides_of
-from ..torch_private.operators import argument_names, direct, is_operator, is_pointwise, overload_name
+from ..torch_private.operators import RECURRENT, argument_names, direct, is_operator, is_pointwise, overload_name
 
 
 class Printer:
@@ -166,7 +166,7 @@ class Printer:
             ]
             return f"{self.name(node.target.name, node.target.in_place)}({', '.join(args)})"
         op = node.target if into is None else in_place_form(node.target)
-        name = self.name(target_text(op), direct(op))
+        name = self.name(target_text(op), direct(op, _keeps_workspace(node)))
         args = [self.argument(a) for a in node.args] + [f"{k}={self.argument(v)}" for k, v in node.kwargs.items()]
         return f"{name}({', '.join(args)})"
 
@@ -250,6 +250,12 @@ def _may_lie_otherwise(node: fx.Node) -> bool:
     call = node.args[0] if is_getitem(node) else node
     read = [value_of(n) for n in call.all_input_nodes] if isinstance(call, fx.Node) else []
     return not all(_is_row_major(t) for t in (made, *read) if isinstance(t, Tensor))
+
+
+def _keeps_workspace(node: fx.Node) -> bool:
+    """Whether a call computes what its backward pass alone needs, which it does where grad mode is on."""
+    last: Any = value_of(node)[-1] if node.target is RECURRENT else None
+    return last is not None and any(value_of(user) is last and user.users for user in node.users)
 
 
 LAID_OUT_AS_SAID = {

@@ -121,10 +121,11 @@ def replacements_of(trace: Trace) -> dict[str, Replacement]:
             raise LeavesInferenceMode
         enter(mode)
 
-    def enter_level(wrap: Callable[..., Any], tensor: Any, *at: Any) -> Any:
+    def enter_level(enter: Callable[..., Any], *args: Any) -> Any:
+        """Begin a level, or make a tensor, the first argument, one of it."""
         if within:  # there is none at a level
             raise LeavesInferenceMode
-        return wrap(trace.operand(tensor), *at)
+        return enter(*map(trace.operand, args[:1]), *args[1:])
 
     return {
         # torch's own would be compiled by torch; so would others

@@ -24,7 +24,7 @@ from ..graphs import Graph
 from ..slots import Signature
 from ..symbolic.sizes import Size
 from ..torch_private.fakes import FakeTensorMode
-from ..torch_private.operators import direct, is_operator, operator_called, operator_named
+from ..torch_private.operators import direct, direct_call, is_operator, operator_named
 from .cotangents import Blank
 
 _KEPT = ("pass", "where", "passage", "write", "absent", "is_gradient", "looks_at")
@@ -43,8 +43,8 @@ class Pickler(pickle.Pickler):
             return _graph, _as_calls(obj)
         if is_operator(obj):
             return operator_named, (obj.name(),)
-        if (op := operator_called(obj)) is not None:
-            return direct, (op,)
+        if (of := direct_call(obj)) is not None:
+            return direct, of
         if isinstance(obj, (Size, torch.SymInt, torch.SymFloat, torch.SymBool)):
             raise HasNoName("a symbol of the trace")
         if isinstance(obj, types.ModuleType):

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import attrs
 import torch
 from torch._prims_common import infer_size, suggest_memory_format
 
@@ -27,7 +28,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .functional import from_functional, is_functional, view_kind
-from .operators import is_torchs_own
+from .operators import RECURRENT, is_torchs_own
 from .tensors import dispatch_bits, is_zero_tensor, storage_id
 
 __all__ = ["DataDependentOutputException", "DynamicOutputShapeException", "FakeTensor", "FakeTensorMode"]
@@ -134,12 +135,47 @@ def on_fakes(op: Any, args: Any, kwargs: Any) -> Any:
             return op(*args, **kwargs)
     if op in _VIEWS and _has_dimension_of_one(first, args[1]):
         return _viewed(first, args[1])
+    # 2.11 to 2.15: nothing, where it keeps more for backward than all else
+    if op is RECURRENT and (args[-1] or torch.is_grad_enabled()):
+        *outs, workspace = op(*args, **kwargs)
+        return *outs, workspace.new_empty(_size_of_workspace(args))
     try:
         return op(*args, **kwargs)
     except ValueError as error:
         if "Cannot view a tensor with" not in str(error):
             raise
         raise RuntimeError(f"{VIEW_WILL_NOT_DO}. {error}") from None  # as eager PyTorch does: the function may catch it
+
+
+def _size_of_workspace(args: Sequence[Any]) -> int | torch.SymInt:
+    """The bytes that a recurrent layer of oneDNN keeps for its backward pass, which it alone knows: it is asked, on
+    zeros. Where sizes are symbols, in proportion to those of the call which is compiled: for costs."""
+    outlines = [_Zeros(tuple(map(_hint, a.shape)), a.dtype) if isinstance(a, FakeTensor) else a for a in args]
+    found = _measured_workspace(*[tuple(map(_hint, a)) if isinstance(a, (list, tuple)) else a for a in outlines])
+    steps, batch = args[0].shape[:2]  # or the other way round
+    if type(steps) is type(batch) is int:
+        return found
+    return steps * batch * -(-found // max(1, _hint(steps) * _hint(batch)))  # type: ignore[no-any-return]
+
+
+@attrs.frozen
+class _Zeros:
+    """Zeros to ask a kernel with."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def _hint(size: Any) -> int:
+    """What a size is in the call that is compiled."""
+    return size if isinstance(size, int) else int(size.node.hint)
+
+
+@functools.lru_cache(256)
+def _measured_workspace(*args: Any) -> int:
+    with without_modes(), torch.enable_grad():  # which is why it keeps any
+        zeros = [torch.zeros(a.shape, dtype=a.dtype) if isinstance(a, _Zeros) else a for a in args]
+        return RECURRENT(*zeros)[-1].numel()  # type: ignore[no-any-return]
 
 
 def _has_dimension_of_one(fake: Any, sizes: Any) -> bool:

@@ -44,9 +44,28 @@ def levels_of_reverse_mode() -> frozenset[int]:
     return frozenset(top.level() for top in stack if _KINDS[int(top.key())] == "grad")
 
 
-def outside_transforms() -> contextlib.AbstractContextManager[Any]:
+@contextlib.contextmanager
+def outside_transforms() -> Iterator[None]:
     """Inside, no torch.func transform is active. Seen in 2.11, 2.13."""
-    return temporarily_clear_interpreter_stack()
+    with temporarily_clear_interpreter_stack(), _heard_by_autograd():
+        yield
+
+
+@contextlib.contextmanager
+def _heard_by_autograd() -> Iterator[None]:
+    """2.13: at levels of derivatives inference mode is off, whatever it is outside, but what it keeps from autograd
+    comes back with no level on top: inside, that is off, too."""
+    if torch.is_inference_mode_enabled() or not torch._C._dispatch_tls_is_dispatch_key_excluded(_AUTOGRAD):
+        yield
+        return
+    grad, forward = _grad_enabled(), _forward_enabled()
+    with torch._C._InferenceMode(False):  # which switches both on
+        _set_grad(grad)
+        _set_forward(forward)
+        yield
+
+
+_AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 
 
 def transform_active() -> bool:

@@ -155,26 +155,32 @@ METHODS: dict[Any, str] = {
 """Operators whose method of a tensor makes the very call: Python's way to it takes half the time of the operator's."""
 
 
+RECURRENT = torch.ops.aten.mkldnn_rnn_layer.default
+"""A recurrent layer of oneDNN. It returns last what its backward pass needs, where grad mode is on."""
+
+
 @functools.cache
-def direct(op: Any) -> Callable[..., Any]:
+def direct(op: Any, for_backward: bool = False) -> Callable[..., Any]:
     """The shortest way from Python to an operator overload: a method, or its C++ entry without the Python frame
     around it. The Python of a custom one runs with grad mode off, as it does below eager PyTorch's autograd: it may
-    ask for ``.numpy()``."""
+    ask for ``.numpy()``. ``for_backward``: with grad mode on, for one that keeps something for its backward pass."""
     call = getattr(torch.Tensor, METHODS[op]) if op in METHODS else op._op if is_operator(op) else op
     if is_operator(op) and not is_torchs_own(op):
         call = torch.no_grad()(call)
+    if for_backward:
+        call = torch.enable_grad()(call)
     if is_operator(op):
-        _of_direct[id(call)] = call, op
+        _of_direct[id(call)] = call, (op, for_backward)
     return call  # type: ignore[no-any-return]
 
 
-_of_direct: dict[int, tuple[Any, Any]] = {}
+_of_direct: dict[int, tuple[Any, tuple[Any, bool]]] = {}
 
 
-def operator_called(call: Any) -> Any:
-    """The operator of which ``direct`` gave this; None for any other object."""
-    known, op = _of_direct.get(id(call), (None, None))
-    return op if known is call else None
+def direct_call(call: Any) -> tuple[Any, bool] | None:
+    """The arguments for which ``direct`` gave this; None for any other object."""
+    known, of = _of_direct.get(id(call), (None, None))
+    return of if known is call else None
 
 
 def sdpa_flags() -> tuple[bool, ...]:

@@ -40,8 +40,12 @@ CAUSAL_MASK = torch.nn.modules.transformer, "_detect_is_causal_mask"
 """With which nn.Transformer reads the values of a mask to find out whether it is causal (a hint for speed only)."""
 
 
-WRAPS_FOR_LEVELS = (eager_transforms, "_wrap_for_grad"), (functorch_vmap, "_add_batch_dim")
-"""By which torch.func's transforms make tensors of their level; they ask no torch-function mode."""
+ENTER_LEVELS = (
+    (eager_transforms, "_wrap_for_grad"),
+    (eager_transforms, "jvp_increment_nesting"),
+    (functorch_vmap, "_add_batch_dim"),
+)
+"""By which torch.func's transforms make tensors of their level, or begin it; they ask no torch-function mode."""
 
 
 LINEARIZE_TRACER = eager_transforms, "lazy_dynamo_disallow"

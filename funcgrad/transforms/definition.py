@@ -219,8 +219,9 @@ class Gradient(Definition):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Forward and backward, by ``torch.autograd.grad``: the trace records both."""
-        # inlined in a vmap, grad or jvp of the traced function: torch.func knows those levels
-        if transforms_or_duals():
+        # inlined in a vmap, grad or jvp of the traced function: torch.func knows those levels; in inference mode
+        # autograd hears of nothing, and torch.func leaves it
+        if transforms_or_duals() or torch.is_inference_mode_enabled():
             return self._by_torch_func(*args, **kwargs)
         differentiable = torch.is_grad_enabled()
         with nesting() as traced, torch.enable_grad(), _own_variables() as own:
