@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._pytree import tree_leaves
 
 import funcgrad as fg
 
@@ -365,3 +366,17 @@ def test_a_class_of_a_function_has_no_name(tmp_path):
 
     with pytest.raises(fg.ArchiveError, match="Pair"):
         fg.jit(lambda p: p.x * 2).program(Pair(seeded(3))).save(tmp_path / "program.fg")
+
+
+@pytest.mark.parametrize(
+    "f",
+    [lambda x: x.sort(0), lambda x: x.max(0), torch.linalg.qr, lambda x: {"top": x.topk(2)}],
+    ids=["sort", "max", "qr", "topk in a dict"],
+)
+def test_a_named_tuple_of_torchs(f, tmp_path):
+    """What makes one is a function that has no name."""
+    x = seeded(5, 4)
+    fg.jit(f).program(x).save(tmp_path / "program.fg")
+    found, expected = fg.load(tmp_path / "program.fg")(x), f(x)
+    assert type(found) is type(expected)
+    torch.testing.assert_close(tree_leaves(found), tree_leaves(expected))

@@ -25,6 +25,7 @@ from ..slots import Signature
 from ..symbolic.sizes import Size
 from ..torch_private.fakes import FakeTensorMode
 from ..torch_private.operators import direct, direct_call, is_operator, operator_named
+from ..torch_private.pytrees import registered_part, whose_part
 from .cotangents import Blank
 
 _KEPT = ("pass", "where", "passage", "write", "absent", "is_gradient", "looks_at")
@@ -53,6 +54,8 @@ class Pickler(pickle.Pickler):
             return _at, (graph_primitives.__name__, obj.__qualname__)
         if isinstance(obj, types.BuiltinFunctionType) and (place := _ours().get(id(obj))) is not None:
             return _at, place
+        if isinstance(obj, types.FunctionType) and (part := whose_part(obj)) is not None:
+            return registered_part, part
         return NotImplemented
 
 

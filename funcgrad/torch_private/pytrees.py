@@ -38,6 +38,18 @@ def registered_container(kind: type) -> Registered | None:
     return found
 
 
+def registered_part(kind: type, name: str) -> Callable[..., Any]:
+    """How a registered container is taken apart (``flatten``) or made (``unflatten``)."""
+    return getattr(registered_container(kind), name)  # type: ignore[no-any-return]
+
+
+def whose_part(function: Callable[..., Any]) -> tuple[type, str] | None:
+    """Of which type, and what, a function is in ``registered_part``: it may have no name of its own."""
+    names = "flatten", "unflatten"
+    found = ((kind, n) for kind, own in _registered.items() for n in names if getattr(own, n) is function)
+    return next(found, None)
+
+
 map_leaves: Callable[..., Any] = pytree.tree_map
 """``map_leaves(function, value, is_leaf=None)``: a pytree of torch's, with other leaves."""
 

@@ -17,6 +17,7 @@ from ..backends.peak import predicted_peak
 from ..capture.captures import LeavesInferenceMode
 from ..capture.trace import active_trace
 from ..executable import Executable
+from ..graph_primitives import PathMiss
 from ..layers.stack import outer_signature
 from ..options import Options
 from ..partition.saved import SavedValues, saved_values
@@ -26,6 +27,7 @@ from ..runtime.captured import CapturedCall
 from ..runtime.cost_report import Cost, MemoryUse, cost_of, measured_peak
 from ..runtime.explanation import Explanation
 from ..runtime.miss_reasons import why_not
+from ..runtime.on_path import other_path, path_after
 from ..runtime.program import Program
 from ..subclasses import inner_tensors
 from ..torch_private.levels import is_legacy_batched, transforms_or_duals
@@ -94,11 +96,8 @@ class Compiled(Programs):
         """The program for a call with these arguments; compiles it if needed, runs nothing."""
         with self._compile_lock:
             inputs = take_apart(self._definition, self._options, args, kwargs)
-            for program in self._cache.programs:
-                if not why_not(program, inputs):
-                    return program
             try:
-                return self._compile_and_keep(inputs)
+                return self._program_for(inputs)
             except LeavesInferenceMode:
                 inferring = self._of_inference_mode()
         with torch.inference_mode(False):
@@ -117,7 +116,13 @@ class Compiled(Programs):
         copies of what it reads, so that it writes to nothing, and draws nothing from the generators."""
         program = self.program(*args, **kwargs)
         inputs = take_apart(self._definition, self._options, args, kwargs)
-        measured = measured_peak(program, outer_signature(program.facts, self._definition.out_slot), inputs)
+        measured = None
+        while measured is None:
+            try:
+                measured = measured_peak(program, outer_signature(program.facts, self._definition.out_slot), inputs)
+            except PathMiss as miss:  # its kernels round otherwise than PyTorch, by which the path was found
+                with self._compile_lock:
+                    program = self._program_on(inputs, path_after(program, miss))
         return MemoryUse(self.__name__, program.partition.saved_bytes, predicted_peak(program.schedule), measured)
 
     def cost(self, *args: Any, **kwargs: Any) -> Cost:
@@ -143,7 +148,12 @@ class Compiled(Programs):
         inputs = take_apart(self._definition, self._options, args, kwargs)
         if not self._cache.programs:
             return f"{self.__name__} has not been compiled yet"
-        return "\n".join(self._nearest(inputs)) or "a program fits: this call would not compile"
+        nearest: list[str] | None = None
+        for program in self._cache.programs:
+            outer = outer_signature(program.facts, self._definition.out_slot)
+            reasons = list(map(str, why_not(program, inputs))) or other_path(program, outer, inputs)
+            nearest = reasons if nearest is None or len(reasons) < len(nearest) else nearest
+        return "\n".join(nearest or ()) or "a program fits: this call would not compile"
 
     # ── what programs leave open ─────────────────────────────────────────────────────────────────────────────────
 

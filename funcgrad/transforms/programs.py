@@ -38,10 +38,10 @@ from ..executable import Executable, build_all, partition_joint
 from ..generators import outside_own_draws
 from ..graph_primitives import Path, PathMiss, has_symbols, known_now
 from ..inside import set_to
-from ..layers.stack import with_subclasses
+from ..layers.stack import outer_signature, with_subclasses
 from ..levels import outside_levels
 from ..options import ENVIRONMENT, Options, log
-from ..runtime.cache import ProgramCache, kept_by_module
+from ..runtime.cache import ProgramCache, kept_by_module, leaves_path
 from ..runtime.call import MISS, print_call
 from ..runtime.captured import CapturedCall
 from ..runtime.check import require_same
@@ -49,6 +49,7 @@ from ..runtime.donation import donation_of, with_donations
 from ..runtime.halves import AT_MOST, warn_of_many
 from ..runtime.key import aliasing
 from ..runtime.miss_reasons import captured_by, objects_of, why_not
+from ..runtime.on_path import first_float, path_after, require_on_path
 from ..runtime.program import Program
 from ..runtime.recompiles import Recompiles
 from ..runtime.varying import (
@@ -331,6 +332,34 @@ class Programs(abc.ABC):
             lines = dict.fromkeys(str(read.where) for reads in paths for read in reads if differs(read, paths))
             warn(_TOO_MANY_PATHS.format(self.__name__, _PATHS, ", ".join(lines)), ReadsWarning)
         return True
+
+    def _program_for(self, inputs: Inputs) -> Program:
+        """The program of a call with these inputs; compiles it if needed."""
+        path: Path = ()
+        for _ in range(_ATTEMPTS):
+            program = self._program_on(inputs, path)
+            try:
+                require_on_path(program, outer_signature(program.facts, self._definition.out_slot), inputs)
+            except PathMiss as miss:
+                path = path_after(program, miss)
+            else:
+                break
+        return program
+
+    def _program_on(self, inputs: Inputs, path: Path) -> Program:
+        """The program of a call with these inputs in which Python reads this first; compiles it if needed. A float
+        that is read is a symbol of what is compiled, if the function can work on it: kernels round otherwise than
+        PyTorch, which has found it."""
+        for program in self._cache.programs:
+            if not (leaves_path(program.joint.reads, path) or why_not(program, inputs)):
+                return program
+        program = self._compile_and_keep(inputs, path)
+        at = first_float(program)
+        while at is not None:
+            own = path_after(program, PathMiss(at, program.joint.reads[at].value))
+            program = self._compile_and_keep(inputs, own)
+            at = first_float(program, at + 1)
+        return program
 
     def _compile_and_keep(self, inputs: Inputs, path: Path = ()) -> Program:
         if path:
