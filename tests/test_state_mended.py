@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import importlib
 import io
+import itertools
 import logging
 import math
 import operator
@@ -1866,3 +1867,42 @@ def test_an_operator_that_is_given_no_number_where_numbers_were_symbols_raises_a
 
     assert run(lambda f: fg.jit(f, backend="aten")) == run(lambda f: f)
     assert ("TypeError", [[1]] * 4) in run(lambda f: f)
+
+
+def test_an_object_is_stored_that_cannot_be_written_down():
+    """Two runs were compared by what objects say of themselves."""
+
+    class Silent:
+        said = 0
+
+        def __repr__(self):
+            Silent.said += 1
+            raise ValueError
+
+    module, silent = nn.Module(), Silent()
+    listed = functools.cache(lambda: [2.0])
+
+    def f(x):
+        module.other = module
+        module.kept = silent
+        return x * listed()[0]
+
+    compiled = fg.jit(f)
+    for _ in range(2):
+        assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0))
+    assert module.other is module and module.kept is silent and not Silent.said
+    assert compiled.cache_info().misses == 1
+
+
+def test_an_iterator_that_a_module_is_given_does_not_go_on():
+    """The call was refused when it had gone on."""
+
+    class Scaled(nn.Module):
+        def forward(self, x, given):
+            return x * next(given.it)
+
+    given = types.SimpleNamespace(it=itertools.count(1))
+    for _ in range(2):
+        with pytest.raises(fg.ImpureFunctionError, match="iterator"):
+            fg.jit(Scaled())(torch.ones(3), given)
+    assert next(given.it) == 1
