@@ -255,6 +255,57 @@ def test_a_backward_pass_over_a_batch(backend, create_graph):
         assert found.requires_grad == create_graph
 
 
+class Exponential(torch.autograd.Function):
+    """Which no transform of torch.func takes."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * x.exp()
+
+
+def hooked(x):
+    y = x * WEIGHT
+    y.register_hook(lambda gradient: gradient * 2)
+    return y.sin()
+
+
+BATCHED = {
+    "dropout": lambda: lambda x: F.dropout(x * WEIGHT, 0.5),
+    "a Function of autograd's alone": lambda: lambda x: Exponential.apply(x * WEIGHT),
+    "batch norm": lambda: torch.nn.BatchNorm1d(3, dtype=F64),
+    "a hook": lambda: hooked,
+    "a value that is read": lambda: lambda x: x * 2 if x.sum() > 0 else x.sin(),
+    "in parts": lambda: lambda x: (x * WEIGHT)[1:].t(),
+    "a recurrent network": lambda: (lambda network: lambda x: network(x)[0])(torch.nn.LSTM(3, 2).double()),
+}
+
+
+@pytest.mark.parametrize("name", BATCHED)
+@pytest.mark.parametrize("backend", ["aten", "c"])
+def test_a_backward_pass_over_a_batch_is_that_half_alone(name, backend):
+    """It ran the function once more, under the vmap, where it may not draw, and Functions need rules of their own."""
+    f, x = BATCHED[name](), line(2, 3).requires_grad_()
+    wanted, out = None, None
+    for call in (f, fg.jit(f, backend=backend)):
+        torch.manual_seed(0)
+        out = call(x)
+        basis = torch.eye(out.numel(), dtype=F64).view(-1, *out.shape)
+        for _ in range(2):
+            found = torch.autograd.grad(out, x, basis, is_grads_batched=True, retain_graph=True)[0]
+            wanted = found if wanted is None else wanted
+            torch.testing.assert_close(found, wanted)
+        one = torch.autograd.grad(out, x, basis[0], retain_graph=True)[0]
+        torch.testing.assert_close(one, wanted[0])
+    over = func.vmap(lambda g: torch.autograd.grad(out, x, g, retain_graph=True)[0])(basis)
+    torch.testing.assert_close(over, wanted)
+
+
 def test_a_gradient_of_more_than_values_over_a_batch_is_refused_by_name():
     f = fg.jit(lambda x: x.sin() * x * (1.0 if x.grad is None else 2.0))
     with pytest.raises(RuntimeError, match="more than values, is differentiated in forward mode"):

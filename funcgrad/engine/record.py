@@ -15,8 +15,9 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
+from ..autograd_state import is_leaf
 from ..errors import GraphError
-from ..runtime.execute import leaves_passed_over
+from ..runtime.execute import differentiable_of
 from ..torch_private.engine import engine_operators, is_traceable
 from ..torch_private.modes import TorchDispatchMode
 from .inlined import Inlinable, function_of
@@ -165,7 +166,7 @@ class Recorder:
         new = self._say(
             Kind.CALL, type(function).__name__, run, args, likes, may_be_none=not isinstance(run, Inlinable)
         )
-        passed_over = leaves_passed_over(function, inputs)
+        passed_over = _leaves_passed_over(function, inputs)
         self._passes_over = self._passes_over or bool(passed_over)
         given = enumerate(zip(metadata, new, strict=True))
         return tuple(None if m is None or i - 2 in passed_over else token for i, (m, token) in given)
@@ -234,3 +235,11 @@ class Recorder:
     def close(self) -> None:
         self._modes.close()
         self._tokens.close()
+
+
+def _leaves_passed_over(ctx: Any, incoming: Sequence[Any]) -> list[int]:
+    """The leaves among the inputs of a compiled function to which a pass with these gradients of its outputs does not
+    come, though the engine goes on to them."""
+    program = differentiable_of(ctx)
+    places = () if program is None else program.unreached(incoming)
+    return [i for i in places if (given := ctx.given[i]()) is not None and is_leaf(given)]

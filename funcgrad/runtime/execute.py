@@ -20,12 +20,13 @@ from attrs import field, frozen
 from torch import Tensor
 
 from .. import refusals
-from ..autograd_state import bump_version, has_hooks, is_leaf, version_counters, version_of
+from ..autograd_state import bump_version, has_hooks, version_counters, version_of
 from ..backends.backend import Runnable
 from ..capture.autocast import autocast_as
 from ..capture.views import Step
 from ..errors import FuncgradError
 from ..generators import Drawn, OwnDraws, mark_of, own_draws, state_of
+from ..graphs import Graph
 from ..passes.traced_passes import TracedPasses
 from ..slots import Cotangent, Final, Grad, Late, Slot
 from ..state.late import Left
@@ -45,7 +46,7 @@ from .given_tensors import ahead, is_heard, require_versions, write_back
 from .halves import Half, Halves
 from .heard_results import Results, require_unheard
 from .late_state import LateState
-from .other_memory import Followed, Variables, as_they_are
+from .other_memory import Followed, Runner, Variables, as_they_are
 from .passed_over import add_zeros
 
 Pullback = Callable[[Sequence[Any], Sequence[Any], Sequence[Tensor | None]], Sequence[Tensor | None]]
@@ -94,6 +95,8 @@ class Differentiable:
     pullback: Pullback
     """Returns a gradient or None for every input that ``requires_grad``. It may read inputs that are ``needed`` alone,
     as forward saw them: of those that are ``copied``, which the call writes to or restrides, a copy is kept."""
+    mapped: Callable[[Graph], Runner] | None
+    """What runs a half under the vmap that is around a pass; None where halves exchange more than values."""
     requires_grad: Collection[Slot]
     needed: Collection[Slot]
     copied: Collection[Slot]
@@ -407,7 +410,9 @@ def _gradients(ctx: Any, incoming: Sequence[Tensor | None], asked: Callable[[], 
     if ctx.watched:
         require_saved_versions(ctx)
     # kernels take no tensors of a vmap that is around this backward pass (is_grads_batched, torch.func.vmap)
-    if torch.is_grad_enabled() or program.backward is None or not as_traced or any_mapped(cotangents):
+    is_mapped = any_mapped(cotangents)
+    again = torch.is_grad_enabled() or program.backward is None or not as_traced
+    if again or (is_mapped and program.mapped is None):
         at.followed.all.require_in_place(ctx)
         require_versions(
             (v, version) for v, version in zip(ctx.inputs, ctx.versions, strict=True) if isinstance(v, Tensor)
@@ -443,7 +448,8 @@ def _gradients(ctx: Any, incoming: Sequence[Tensor | None], asked: Callable[[], 
         values += ctx.late
         at.followed.early.require_in_place(ctx)
         gone = at.followed.read.moved(ctx)
-        run = as_they_are(ctx, half, values, gone) if gone else half.run
+        run = program.mapped(half.graph) if is_mapped and program.mapped is not None else half.run
+        run = as_they_are(ctx, half, run, values, gone) if gone else run
         del saved, cotangents, laid_out, incoming
         # unless the graph is kept: then the list holds all there is, and backward empties it
         ctx.maybe_clear_saved_tensors()
@@ -458,14 +464,6 @@ def _gradients(ctx: Any, incoming: Sequence[Tensor | None], asked: Callable[[], 
     for i, gradient in zip(places, gradients, strict=True):
         result[i] = gradient
     return result
-
-
-def leaves_passed_over(ctx: Any, incoming: Sequence[Any]) -> list[int]:
-    """The leaves among the inputs of a compiled function to which a pass with these gradients of its outputs does not
-    come, though the engine goes on to them."""
-    program = differentiable_of(ctx)
-    places = () if program is None else program.unreached(incoming)
-    return [i for i in places if (given := ctx.given[i]()) is not None and is_leaf(given)]
 
 
 def _asked(ctx: Any) -> Sequence[bool]:

@@ -162,16 +162,16 @@ def _known_look(value: Tensor) -> Look | None:
     return look if all(type(n) is int for part in look[:2] for n in part) else None
 
 
-def as_they_are(context: Any, half: Half, values: list[Any], gone: Collection[int]) -> Runner:
-    """What runs a half for a pass in which inputs are elsewhere; of what forward looked at, its ``values`` become what
-    they were. Where it reads variables, it runs call by call, and is given them twice: as they were, and in the end as
-    they are."""
+def as_they_are(context: Any, half: Half, run: Runner, values: list[Any], gone: Collection[int]) -> Runner:
+    """What runs a half, as ``run`` does, for a pass in which inputs are elsewhere; of what forward looked at, its
+    ``values`` become what they were. Where it reads variables, it runs call by call, and is given them twice: as they
+    were, and in the end as they are."""
     at = context.program.at.followed
     for i in gone:
         if i in at.looked_at:
             values[at.looked_at[i]] = _as_it_was(context, i)
     if at.variables.keys().isdisjoint(gone):
-        return half.run
+        return run
     values += [values[k] for k in at.variables.values()]
     for i, k in at.variables.items():
         if i in context.memory:

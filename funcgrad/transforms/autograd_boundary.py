@@ -48,7 +48,8 @@ from ..state.state import as_it_was
 from ..subclasses import Wrapping
 from ..torch_private.operators import generator_id
 from .definition import Pullback, name_of
-from .pure import Pure, require_repeatable
+from .programs import Programs
+from .pure import HalfAlone, Pure, require_repeatable
 
 _BATCH_NORM = torch.ops.aten._native_batch_norm_legit_functional.default
 
@@ -63,7 +64,7 @@ def _over_saved(forward: Graph) -> set[Slot]:
 
 
 def differentiable(
-    found: CapturedCall, made: Executable, pullback: Callable[..., Any], active: Sequence[Slot], options: Options
+    found: CapturedCall, made: Executable, pullback: Programs, active: Sequence[Slot], options: Options
 ) -> Differentiable:
     """The program as an autograd Function of its flat inputs; ``pullback`` is compiled when a derivative of it is
     asked for. ``active``: the outputs an incoming gradient is expected for."""
@@ -117,7 +118,12 @@ def differentiable(
         signature = graph.signature if layer is None else layer.outer
         return Half.of(_in_layer(layer, graph, compile_narrowed(graph, joint, options)), signature.outs, ins, graph)
 
+    def mapped(graph: Graph) -> Callable[[list[Any]], Sequence[Any]]:
+        half = pullback.derived(("mapped", graph), lambda: HalfAlone(root=found.root, graph=_at_level(graph)))
+        return lambda values: half(*values)
+
     passes = _passes(made) if len(graphs) == 2 else None
+    gives_values = backward is not None and not joint.wrappings and not _has_effects(_at_level(graphs[1]))
     copied = {slot for slot in needed if Final(slot) in outs or slot in changed}
     followed = needed - copied - changed - joint.wrappings.keys()
     variables = Variables.of(found.joint.graph, graphs, followed, is_plain=not joint.wrappings)
@@ -137,6 +143,7 @@ def differentiable(
         through=joint.through,
         has_effects=passes is not None and _has_effects(passes.graph),
         pullback=derivative,
+        mapped=mapped if gives_values else None,
         requires_grad=[slot for slot in ins if inner.facts.requires_grad(slot)],  # type: ignore[arg-type]
         needed=needed,
         copied=copied,

@@ -23,6 +23,7 @@ from ..state.lines import user_line
 from ..torch_private.levels import (
     BelowLevel,
     batched_at,
+    dual_parts,
     functional_at,
     functional_below,
     innermost_transform,
@@ -37,10 +38,11 @@ from ..torch_private.levels import (
 from ..torch_private.modes import foreign_trace_active
 from ..torch_private.tensors import unwrap_transform
 from ..trees import Node, Tree, flatten, unflatten
+from .definition import Pullback
 from .nodes import batch_of, pure_call, randomness_at
 from .peel import AT_MOST, Peel, print_peel, with_batch_dimensions
 from .programs import Programs
-from .pure import PURE, AtLevel, Batched, Given
+from .pure import PURE, AtLevel, Batched, Given, HalfAlone
 
 # ── the call ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -54,8 +56,15 @@ def call_under_transforms(compiled: Programs, args: tuple[Any, ...], kwargs: dic
         if kind == "functionalize":
             return _functionalised(compiled, list(args), flatten((args, {}))[1], level)
         return pure_call(compiled, args, kind, level)
+    reads_arguments_alone = isinstance(compiled.definition, (Pullback, HalfAlone))
+    if kind is None and reads_arguments_alone and not any(map(_is_dual, flatten(args)[0])):
+        return compiled.run(args, kwargs)
     found = _found(compiled, args, kwargs, kind, level)
     return found if found is not MISS else _met_first(compiled, args, kwargs, kind, level)
+
+
+def _is_dual(value: Any) -> bool:
+    return isinstance(value, Tensor) and not is_legacy_batched(value) and dual_parts(value)[1] is not None
 
 
 def _found(compiled: Programs, args: tuple[Any, ...], kwargs: dict[str, Any], kind: str | None, level: int) -> Any:

@@ -187,7 +187,7 @@ class Programs(abc.ABC):
             # at a level the arguments are the same
             options = self._options if definition.at_level else self._options.of_derived
             found = self._derived.setdefault(key, self.compiled_of(definition, options))
-            if key[0] in ("backward", "pull"):  # from other results each time
+            if key[0] in ("backward", "pull", "mapped"):  # from other results each time
                 halves = [k for k in list(self._derived) if k[0] == key[0]]
                 warn_of_many(len(halves), self.__name__)
                 for oldest in halves[:-AT_MOST]:

@@ -293,6 +293,18 @@ class BackwardHalf(_OfPure, OfGraph):
 
 
 @frozen(eq=False, kw_only=True)
+class HalfAlone(_OfValues, OfGraph):
+    """A backward half of a program, of what backward is given in one pass."""
+
+    root: Callable[..., Any]
+    graph: Graph
+
+    def __call__(self, *values: Any) -> tuple[Any, ...]:
+        with nesting():
+            return _run(self.graph, values)
+
+
+@frozen(eq=False, kw_only=True)
 class Mapped(_OfPure):
     """A pure function under vmap: of values with a batch dimension where ``dims`` has one, to its outputs, and then
     the batch dimension of each (-1: none)."""
