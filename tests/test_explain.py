@@ -99,7 +99,7 @@ def test_values_that_python_reads():
     compiled = fg.jit(lambda x: x * 2 if x.sum() > 0 else x * x.max().item())
     for v in (1.0, -1.0, -2.0):
         compiled(torch.full((2,), v))
-    text = str(compiled.explain(torch.ones(2)))
+    text = str(compiled.explain(torch.full((2,), -3.0)))
     assert re.search(r"a value +\w+ +test_explain.py:\d+ in <lambda>", text)
     assert "any float" in text and "what it decides otherwise" in text
 

@@ -186,7 +186,7 @@ def _example(spec: TensorSpec) -> Tensor:
     return torch.empty_strided(shape, stride, dtype=spec.dtype, device=spec.device).requires_grad_(spec.requires_grad)
 
 
-_MADE_ANEW = ("forward", "backward", "narrowed", "pullback", "passes", "late", "refused", "why_apart")
+_MADE_ANEW = ("forward", "backward", "narrowed", "pullback", "mapped", "passes", "late", "refused", "why_apart")
 
 
 def _halves(kernel: Differentiable) -> _Halves:
@@ -270,6 +270,7 @@ def _differentiable(saved: _Halves, runnables: Sequence[Runnable]) -> Differenti
         backward=backward,
         narrowed=narrowed,
         pullback=pullback,
+        mapped=None,
         passes=passes,
         late=None,
         refused=None,

@@ -58,6 +58,12 @@ for _name in _ASKS:
     setattr(Unread, f"__{_name}__", _read)
 
 
+def note_stored(value: Any) -> None:
+    """Of what the function stores, each call stores its own: that it has read."""
+    if is_unread(value):
+        object.__setattr__(value, "_was_read", True)
+
+
 def is_unread(value: Any) -> bool:
     return type(value) is Unread
 

@@ -82,10 +82,7 @@ class Watch(Loggers):
         self.put_numbers(numbers)
         try:
             self.see(root, "")
-            if isinstance(
-                root, torch.nn.Module
-            ):  # what it reads of arguments, PyTorch's code that calls it does not say
-                self.see(root.forward, "forward")
+            self.see(root.forward if isinstance(root, torch.nn.Module) else None, "forward")
             self.see_arguments(arguments)
             self._guard_libraries()
             self._refuse_iterators(list(self._late.values()))

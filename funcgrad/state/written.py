@@ -46,6 +46,7 @@ from .places import MISSING, Place
 from .renamed import original
 from .settings import Setting
 from .shown import ShownValue, numbers_in
+from .unread import note_stored
 from .values import PLAIN, TORCH_PLAIN, keys_of, plain_key, same
 from .warned import Warn
 from .watch import Watch
@@ -378,6 +379,7 @@ class Written:
             return None
         found: list[Any] = []
         for leaf, path in zip(leaves, paths, strict=True):
+            note_stored(leaf)
             leaf = plain_key(leaf) if isinstance(leaf, (frozenset, slice)) else leaf
             if isinstance(leaf, Tensor) and is_transform_wrapper(leaf) and is_traced(unwrap_transform(leaf)):
                 self._refused.append((path, "a tensor of a transform of torch.func that has ended by then"))

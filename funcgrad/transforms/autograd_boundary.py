@@ -73,10 +73,9 @@ def differentiable(
     ins, outs = inner.signature.ins, inner.signature.outs
     wrapped = [subclass(graph.signature, joint.wrappings) for graph in graphs]
     runnables = [_in_layer(layer, graph, r) for layer, graph, r in zip(wrapped, graphs, made.runnables, strict=True)]
-    signatures = [
-        graph.signature if layer is None else layer.outer for layer, graph in zip(wrapped, graphs, strict=True)
-    ]
-    backward = signatures[1] if len(graphs) == 2 else None
+    backward = None
+    if len(graphs) == 2:
+        backward = graphs[1].signature if wrapped[1] is None else wrapped[1].outer
     needed = _needed(inner, joint, graphs)
     over_saved = _over_saved(graphs[0]) if backward else set()
     same, late = inner.facts.first_of_same, inner.facts.state.late
@@ -118,12 +117,7 @@ def differentiable(
         signature = graph.signature if layer is None else layer.outer
         return Half.of(_in_layer(layer, graph, compile_narrowed(graph, joint, options)), signature.outs, ins, graph)
 
-    def mapped(graph: Graph) -> Callable[[list[Any]], Sequence[Any]]:
-        half = pullback.derived(("mapped", graph), lambda: HalfAlone(root=found.root, graph=_at_level(graph)))
-        return lambda values: half(*values)
-
     passes = _passes(made) if len(graphs) == 2 else None
-    gives_values = backward is not None and not joint.wrappings and not _has_effects(_at_level(graphs[1]))
     copied = {slot for slot in needed if Final(slot) in outs or slot in changed}
     followed = needed - copied - changed - joint.wrappings.keys()
     variables = Variables.of(found.joint.graph, graphs, followed, is_plain=not joint.wrappings)
@@ -143,7 +137,7 @@ def differentiable(
         through=joint.through,
         has_effects=passes is not None and _has_effects(passes.graph),
         pullback=derivative,
-        mapped=mapped if gives_values else None,
+        mapped=None if backward is None or joint.wrappings else _mapped(graphs[1], pullback, found.root),
         requires_grad=[slot for slot in ins if inner.facts.requires_grad(slot)],  # type: ignore[arg-type]
         needed=needed,
         copied=copied,
@@ -162,6 +156,18 @@ def differentiable(
         late=LateState.of(inner.facts.state.late, ins) if inner.splits else None,
         why_apart=_why_apart(found, made, options),
     )
+
+
+def _mapped(
+    backward: Graph, pullback: Programs, root: Callable[..., Any]
+) -> Callable[[Graph], Callable[[list[Any]], Sequence[Any]]] | None:
+    """What runs a backward half, or what is narrowed of it, under a vmap; None for one that does more than compute."""
+
+    def mapped(graph: Graph) -> Callable[[list[Any]], Sequence[Any]]:
+        half = pullback.derived(("mapped", graph), lambda: HalfAlone(root=root, graph=_at_level(graph)))
+        return lambda values: half(*values)  # type: ignore[no-any-return]
+
+    return None if _has_effects(_at_level(backward)) else mapped
 
 
 def _passes(made: Executable) -> TracedPasses:
