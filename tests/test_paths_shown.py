@@ -94,3 +94,16 @@ def test_wrapper_subclasses_on_paths():
     x = TwoTensor(X, X.clone())
     assert torch.equal(c(x).a, X * 2)
     c.program(x), c.explain(x)
+
+
+def test_a_path_that_kernels_find_otherwise_is_measured_once():
+    """A condition on a number that is a symbol, at which rounding decides."""
+    x = torch.rand(1000)
+    bound = (x.sin().sum() / 3).item()
+
+    def f(x):
+        return x * 2 if (x.sin().sum() / 3).item() >= bound else x.cos()
+
+    c = fg.jit(f)
+    for step in (0.0, 1e-3, -1e-3, 0.0):
+        c.memory(x + step), c(x + step), c.program(x + step)

@@ -34,6 +34,11 @@ def leaves_path(reads: Sequence[Read], path: Path) -> bool:
     return not all(is_same_value(read.value, value) for read, value in zip(reads, path, strict=False))
 
 
+def path_after(program: Program, miss: PathMiss) -> Path:
+    """What Python reads first in a call for which a program said that it is for another one."""
+    return *(in_any_call(read.value) for read in program.joint.reads[: miss.read]), miss.value
+
+
 class Kept:
     """The programs that belong to a module; no copy of it has them, and what is loaded of it has None."""
 
@@ -120,7 +125,7 @@ class ProgramCache:
                 program = entry.program()
                 assert program is not None
                 if miss.read >= len(path):  # one that leaves the path before says less
-                    path = (*(in_any_call(read.value) for read in program.joint.reads[: miss.read]), miss.value)
+                    path = path_after(program, miss)
                 continue
             except Exception as error:
                 program = entry.program()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..capture.inputs import Inputs
 from ..generators import own_draws
-from ..graph_primitives import Opaque, Path, PathMiss, in_any_call
+from ..graph_primitives import Opaque, PathMiss
 from ..graphs import checks_alone
 from ..layers.layer import statements_of
 from ..layers.stack import inner_values
@@ -34,11 +34,6 @@ def other_path(program: Program, outer: Signature, inputs: Inputs) -> list[str]:
         read = program.joint.reads[miss.read]
         return [f"Python reads {miss.value!r} of a value that was {read}"]
     return []
-
-
-def path_after(program: Program, miss: PathMiss) -> Path:
-    """What Python reads first in a call for which a program said that it is for another one."""
-    return *(in_any_call(read.value) for read in program.joint.reads[: miss.read]), miss.value
 
 
 def first_float(program: Program, start: int = 0) -> int | None:

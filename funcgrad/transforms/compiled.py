@@ -21,13 +21,13 @@ from ..graph_primitives import PathMiss
 from ..layers.stack import outer_signature
 from ..options import Options
 from ..partition.saved import SavedValues, saved_values
-from ..runtime.cache import CacheInfo
+from ..runtime.cache import CacheInfo, path_after
 from ..runtime.call import MISS
 from ..runtime.captured import CapturedCall
 from ..runtime.cost_report import Cost, MemoryUse, cost_of, measured_peak
 from ..runtime.explanation import Explanation
 from ..runtime.miss_reasons import why_not
-from ..runtime.on_path import other_path, path_after
+from ..runtime.on_path import other_path
 from ..runtime.program import Program
 from ..subclasses import inner_tensors
 from ..torch_private.levels import is_legacy_batched, transforms_or_duals
@@ -116,13 +116,15 @@ class Compiled(Programs):
         copies of what it reads, so that it writes to nothing, and draws nothing from the generators."""
         program = self.program(*args, **kwargs)
         inputs = take_apart(self._definition, self._options, args, kwargs)
-        measured = None
-        while measured is None:
+        others: list[Program] = []
+        while True:
             try:
                 measured = measured_peak(program, outer_signature(program.facts, self._definition.out_slot), inputs)
+                break
             except PathMiss as miss:  # its kernels round otherwise than PyTorch, by which the path was found
+                others.append(program)
                 with self._compile_lock:
-                    program = self._program_on(inputs, path_after(program, miss))
+                    program = self._program_on(inputs, path_after(program, miss), others)
         return MemoryUse(self.__name__, program.partition.saved_bytes, predicted_peak(program.schedule), measured)
 
     def cost(self, *args: Any, **kwargs: Any) -> Cost:

@@ -10,7 +10,7 @@ import abc
 import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -41,7 +41,7 @@ from ..inside import set_to
 from ..layers.stack import outer_signature, with_subclasses
 from ..levels import outside_levels
 from ..options import ENVIRONMENT, Options, log
-from ..runtime.cache import ProgramCache, kept_by_module, leaves_path
+from ..runtime.cache import ProgramCache, kept_by_module, leaves_path, path_after
 from ..runtime.call import MISS, print_call
 from ..runtime.captured import CapturedCall
 from ..runtime.check import require_same
@@ -49,7 +49,7 @@ from ..runtime.donation import donation_of, with_donations
 from ..runtime.halves import AT_MOST, warn_of_many
 from ..runtime.key import aliasing
 from ..runtime.miss_reasons import captured_by, objects_of, why_not
-from ..runtime.on_path import first_float, path_after, require_on_path
+from ..runtime.on_path import first_float, require_on_path
 from ..runtime.program import Program
 from ..runtime.recompiles import Recompiles
 from ..runtime.varying import (
@@ -336,22 +336,23 @@ class Programs(abc.ABC):
     def _program_for(self, inputs: Inputs) -> Program:
         """The program of a call with these inputs; compiles it if needed."""
         path: Path = ()
-        for _ in range(_ATTEMPTS):
-            program = self._program_on(inputs, path)
+        others: list[Program] = []
+        while True:
+            program = self._program_on(inputs, path, others)
             try:
                 require_on_path(program, outer_signature(program.facts, self._definition.out_slot), inputs)
             except PathMiss as miss:
                 path = path_after(program, miss)
+                others.append(program)
             else:
-                break
-        return program
+                return program
 
-    def _program_on(self, inputs: Inputs, path: Path) -> Program:
-        """The program of a call with these inputs in which Python reads this first; compiles it if needed. A float
-        that is read is a symbol of what is compiled, if the function can work on it: kernels round otherwise than
-        PyTorch, which has found it."""
+    def _program_on(self, inputs: Inputs, path: Path, others: Collection[Program]) -> Program:
+        """The program of a call with these inputs in which Python reads this first, none of ``others``, which were
+        tried; compiles it if needed. A float that is read is a symbol of what is compiled, if the function can work on
+        it: kernels round otherwise than PyTorch, which has found it."""
         for program in self._cache.programs:
-            if not (leaves_path(program.joint.reads, path) or why_not(program, inputs)):
+            if program not in others and not (leaves_path(program.joint.reads, path) or why_not(program, inputs)):
                 return program
         program = self._compile_and_keep(inputs, path)
         at = first_float(program)
