@@ -46,26 +46,28 @@ def levels_of_reverse_mode() -> frozenset[int]:
 
 @contextlib.contextmanager
 def outside_transforms() -> Iterator[None]:
-    """Inside, no torch.func transform is active. Seen in 2.11, 2.13."""
-    with temporarily_clear_interpreter_stack(), _heard_by_autograd():
-        yield
+    """Inside, no torch.func transform is active. Seen in 2.11, 2.13.
+
+    2.13: at levels of derivatives inference mode is off, whatever it is outside, but what it keeps from autograd comes
+    back with no level on top: inside, it is off.
+    """
+    with temporarily_clear_interpreter_stack():
+        is_deaf = torch._C._dispatch_tls_is_dispatch_key_excluded(_AUTOGRAD) and not torch.is_inference_mode_enabled()
+        with outside_inference_mode() if is_deaf else contextlib.nullcontext():
+            yield
+
+
+_AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 
 
 @contextlib.contextmanager
-def _heard_by_autograd() -> Iterator[None]:
-    """2.13: at levels of derivatives inference mode is off, whatever it is outside, but what it keeps from autograd
-    comes back with no level on top: inside, that is off, too."""
-    if torch.is_inference_mode_enabled() or not torch._C._dispatch_tls_is_dispatch_key_excluded(_AUTOGRAD):
-        yield
-        return
+def outside_inference_mode() -> Iterator[None]:
+    """Inside, autograd hears of all, in the grad modes of outside."""
     grad, forward = _grad_enabled(), _forward_enabled()
     with torch._C._InferenceMode(False):  # which switches both on
         _set_grad(grad)
         _set_forward(forward)
         yield
-
-
-_AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 
 
 def transform_active() -> bool:

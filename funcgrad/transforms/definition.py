@@ -29,7 +29,7 @@ from ..errors import ArgumentError, AuxError, NonDifferentiableArgumentError, No
 from ..inside import having, set_to
 from ..slots import Arg, Grad, Out, Slot
 from ..torch_private.autograd import forbid_writes
-from ..torch_private.levels import transforms_or_duals
+from ..torch_private.levels import outside_inference_mode, transforms_or_duals
 from ..torch_private.modes import without_function_modes
 from ..torch_private.tensors import is_wrapper_subclass
 from ..trees import Tree, flatten, unflatten
@@ -219,9 +219,11 @@ class Gradient(Definition):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Forward and backward, by ``torch.autograd.grad``: the trace records both."""
-        # inlined in a vmap, grad or jvp of the traced function: torch.func knows those levels; in inference mode
-        # autograd hears of nothing, and torch.func leaves it
-        if transforms_or_duals() or torch.is_inference_mode_enabled():
+        if torch.is_inference_mode_enabled():  # which torch.func's transforms leave from 2.13 on
+            with outside_inference_mode():
+                return self._by_torch_func(*args, **kwargs)
+        # inlined in a vmap, grad or jvp of the traced function: torch.func knows those levels
+        if transforms_or_duals():
             return self._by_torch_func(*args, **kwargs)
         differentiable = torch.is_grad_enabled()
         with nesting() as traced, torch.enable_grad(), _own_variables() as own:
