@@ -1870,13 +1870,10 @@ def test_an_operator_that_is_given_no_number_where_numbers_were_symbols_raises_a
 
 
 def test_an_object_is_stored_that_cannot_be_written_down():
-    """Two runs were compared by what objects say of themselves."""
+    """Two runs are compared by what objects say of themselves."""
 
     class Silent:
-        said = 0
-
         def __repr__(self):
-            Silent.said += 1
             raise ValueError
 
     module, silent = nn.Module(), Silent()
@@ -1890,7 +1887,7 @@ def test_an_object_is_stored_that_cannot_be_written_down():
     compiled = fg.jit(f)
     for _ in range(2):
         assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0))
-    assert module.other is module and module.kept is silent and not Silent.said
+    assert module.other is module and module.kept is silent
     assert compiled.cache_info().misses == 1
 
 

@@ -134,16 +134,12 @@ def _composed(outer: Callable[[Any], Any], inner: Callable[[Any], Any]) -> Calla
 
 
 def repr_of(leaf: Any) -> str:
-    """A stored value as a reader knows it. Of an object, not what its class says: that may be without end, or do more
-    than say."""
-    if isinstance(leaf, (Stored, NewObject)):
-        return str(leaf)
-    if isinstance(leaf, type):
-        return type.__repr__(leaf)
-    return repr(leaf) if is_plain(leaf) or isinstance(leaf, _SAY_THEIR_NAME) else object.__repr__(leaf)
-
-
-_SAY_THEIR_NAME = types.FunctionType, types.BuiltinFunctionType, types.ModuleType
+    """A stored value as a reader knows it; an object that cannot say what it is (one that holds itself), by its
+    class."""
+    try:
+        return str(leaf) if isinstance(leaf, (Stored, NewObject)) or not is_plain(leaf) else repr(leaf)
+    except Exception:
+        return object.__repr__(leaf)
 
 
 def is_new(value: Any) -> bool:
