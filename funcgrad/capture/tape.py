@@ -23,6 +23,7 @@ from ..torch_private.fakes import FakeTensor, without_modes
 from ..torch_private.levels import outside_transforms
 from ..torch_private.modes import without_function_modes
 from ..torch_private.operators import draws_random, is_operator, is_torchs_own, returns_nothing, writes_inputs
+from ..torch_private.symbols import hinted
 from .autocast import autocast_as
 from .elements import Array, numbers_in
 from .uniform import filled_with, keeps_uniform
@@ -196,7 +197,7 @@ class Tape:
         """What an operator makes of values in this call. Raises ``UnknownValue``; ``RaisedByValues`` where it, or what
         leads to them, raises."""
         try:
-            return self._evaluated(op, args, kwargs, self._now, _hint)
+            return self._evaluated(op, args, kwargs, self._now, hinted)
         except (IndexError, RuntimeError, ValueError) as error:
             raise RaisedByValues from error
 
@@ -283,11 +284,6 @@ def _real(value: Any, values: dict[int, Tensor], number: Callable[[Any], Any]) -
 def _fixed(value: Any) -> Any:
     """A symbol as its value: the program is for this one."""
     return next((python(value) for symbolic, python in _NUMBERS if isinstance(value, symbolic)), value)
-
-
-def _hint(value: Any) -> Any:
-    """A symbol as its value in this call."""
-    return value.node.hint if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else value
 
 
 def fakes_in(value: Any) -> Iterator[Tensor]:

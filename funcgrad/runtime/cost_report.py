@@ -87,7 +87,7 @@ class Cost(Shown):
 def measured_peak(program: Program, outer: Signature, inputs: Inputs) -> int:
     """Run the kernel of a program, and its backward half if it has one, on copies of what a call with these inputs
     gives it: nothing of the caller's is written to, and the generators are not drawn from."""
-    around = tuple(layer for layer in program.layers if not layer.context)
+    around = program.plain_layers
     signature, kernel = inner_signature(outer, around), program.call.names[KERNEL]
     moves = kernel.at.watched_inputs if isinstance(kernel, Differentiable) else ()
     for layer in reversed(program.layers):

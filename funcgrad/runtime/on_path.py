@@ -21,9 +21,8 @@ def require_on_path(program: Program, outer: Signature, inputs: Inputs) -> None:
     checks = checks_alone(program.partition.forward)
     if any(isinstance(node.target, Opaque) and not node.target.is_pure for node in checks.fx.nodes):
         return
-    around = tuple(layer for layer in program.layers if not layer.context)
     with own_draws():
-        checks.run(*inner_values(statements_of(around, outer), inputs, program.facts))
+        checks.run(*inner_values(statements_of(program.plain_layers, outer), inputs, program.facts))
 
 
 def other_path(program: Program, outer: Signature, inputs: Inputs) -> list[str]:

@@ -74,6 +74,11 @@ class Program(Shown):
         return self.around.key
 
     @property
+    def plain_layers(self) -> tuple[Layer, ...]:
+        """The layers that are statements alone: those around which a context stands are left out."""
+        return tuple(layer for layer in self.layers if not layer.context)
+
+    @property
     def facts(self) -> Facts:
         return self.around.facts
 

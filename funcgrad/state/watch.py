@@ -82,7 +82,8 @@ class Watch(Loggers):
         self.put_numbers(numbers)
         try:
             self.see(root, "")
-            self.see(root.forward if isinstance(root, torch.nn.Module) else None, "forward")
+            if isinstance(root, torch.nn.Module):
+                self.see(root.forward, "forward")
             self.see_arguments(arguments)
             self._guard_libraries()
             self._refuse_iterators(list(self._late.values()))

@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .functional import from_functional, is_functional, view_kind
 from .operators import RECURRENT, is_torchs_own
+from .symbols import hinted
 from .tensors import dispatch_bits, is_zero_tensor, storage_id
 
 __all__ = ["DataDependentOutputException", "DynamicOutputShapeException", "FakeTensor", "FakeTensorMode"]
@@ -150,12 +151,12 @@ def on_fakes(op: Any, args: Any, kwargs: Any) -> Any:
 def _size_of_workspace(args: Sequence[Any]) -> int | torch.SymInt:
     """The bytes that a recurrent layer of oneDNN keeps for its backward pass, which it alone knows: it is asked, on
     zeros. Where sizes are symbols, in proportion to those of the call which is compiled: for costs."""
-    outlines = [_Zeros(tuple(map(_hint, a.shape)), a.dtype) if isinstance(a, FakeTensor) else a for a in args]
-    found = _measured_workspace(*[tuple(map(_hint, a)) if isinstance(a, (list, tuple)) else a for a in outlines])
+    outlines = [_Zeros(tuple(map(hinted, a.shape)), a.dtype) if isinstance(a, FakeTensor) else a for a in args]
+    found = _measured_workspace(*[tuple(map(hinted, a)) if isinstance(a, (list, tuple)) else a for a in outlines])
     steps, batch = args[0].shape[:2]  # or the other way round
     if type(steps) is type(batch) is int:
         return found
-    return steps * batch * -(-found // max(1, _hint(steps) * _hint(batch)))  # type: ignore[no-any-return]
+    return steps * batch * -(-found // max(1, hinted(steps) * hinted(batch)))  # type: ignore[no-any-return]
 
 
 @attrs.frozen
@@ -164,11 +165,6 @@ class _Zeros:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-
-
-def _hint(size: Any) -> int:
-    """What a size is in the call that is compiled."""
-    return size if isinstance(size, int) else int(size.node.hint)
 
 
 @functools.lru_cache(256)

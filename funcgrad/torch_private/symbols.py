@@ -212,3 +212,8 @@ def python_text(expr: Any) -> str:
     """A sympy expression as Python."""
     text: str = PythonPrinter().doprint(expr)
     return text
+
+
+def hinted(value: Any) -> Any:
+    """A symbol as its value in the call that is compiled; any other value as it is."""
+    return value.node.hint if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else value

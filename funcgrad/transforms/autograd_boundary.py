@@ -167,7 +167,7 @@ def _mapped(
         half = pullback.derived(("mapped", graph), lambda: HalfAlone(root=root, graph=_at_level(graph)))
         return lambda values: half(*values)  # type: ignore[no-any-return]
 
-    return None if _has_effects(_at_level(backward)) else mapped
+    return None if _has_effects(backward, {require_of_autograd}) else mapped
 
 
 def _passes(made: Executable) -> TracedPasses:
@@ -182,9 +182,10 @@ def _wrappings(joint: Joint, absent: frozenset[Slot]) -> dict[Slot, Wrapping]:
     return {own: w for slot, w in joint.wrappings.items() if (own := of_pass(slot, absent) or slot)}
 
 
-def _has_effects(graph: Graph) -> bool:
-    """Whether a backward half writes, or does what Python may hear of."""
-    return any(isinstance(slot, Final) for slot in graph.signature.outs) or any(map(has_effect, graph.fx.nodes))
+def _has_effects(graph: Graph, besides: Collection[Any] = ()) -> bool:
+    """Whether a backward half writes, or does what Python may hear of, ``besides`` calls of these."""
+    calls = (node for node in graph.fx.nodes if node.target not in besides)
+    return any(isinstance(slot, Final) for slot in graph.signature.outs) or any(map(has_effect, calls))
 
 
 def _require_as_they_were(own: Sequence[tuple[CapturedTensor, Any]], read_again: Collection[Slot]) -> None:

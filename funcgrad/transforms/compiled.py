@@ -18,7 +18,6 @@ from ..capture.captures import LeavesInferenceMode
 from ..capture.trace import active_trace
 from ..executable import Executable
 from ..graph_primitives import PathMiss
-from ..layers.stack import outer_signature
 from ..options import Options
 from ..partition.saved import SavedValues, saved_values
 from ..runtime.cache import CacheInfo, path_after
@@ -26,8 +25,6 @@ from ..runtime.call import MISS
 from ..runtime.captured import CapturedCall
 from ..runtime.cost_report import Cost, MemoryUse, cost_of, measured_peak
 from ..runtime.explanation import Explanation
-from ..runtime.miss_reasons import why_not
-from ..runtime.on_path import other_path
 from ..runtime.program import Program
 from ..subclasses import inner_tensors
 from ..torch_private.levels import is_legacy_batched, transforms_or_duals
@@ -119,7 +116,7 @@ class Compiled(Programs):
         others: list[Program] = []
         while True:
             try:
-                measured = measured_peak(program, outer_signature(program.facts, self._definition.out_slot), inputs)
+                measured = measured_peak(program, self._outer(program), inputs)
                 break
             except PathMiss as miss:  # its kernels round otherwise than PyTorch, by which the path was found
                 others.append(program)
@@ -150,12 +147,7 @@ class Compiled(Programs):
         inputs = take_apart(self._definition, self._options, args, kwargs)
         if not self._cache.programs:
             return f"{self.__name__} has not been compiled yet"
-        nearest: list[str] | None = None
-        for program in self._cache.programs:
-            outer = outer_signature(program.facts, self._definition.out_slot)
-            reasons = list(map(str, why_not(program, inputs))) or other_path(program, outer, inputs)
-            nearest = reasons if nearest is None or len(reasons) < len(nearest) else nearest
-        return "\n".join(nearest or ()) or "a program fits: this call would not compile"
+        return "\n".join(self._nearest(inputs)) or "a program fits: this call would not compile"
 
     # ── what programs leave open ─────────────────────────────────────────────────────────────────────────────────
 

@@ -56,15 +56,16 @@ def call_under_transforms(compiled: Programs, args: tuple[Any, ...], kwargs: dic
         if kind == "functionalize":
             return _functionalised(compiled, list(args), flatten((args, {}))[1], level)
         return pure_call(compiled, args, kind, level)
-    reads_arguments_alone = isinstance(compiled.definition, (Pullback, HalfAlone))
-    if kind is None and reads_arguments_alone and not any(map(_is_dual, flatten(args)[0])):
+    # these read their arguments alone
+    if kind is None and isinstance(compiled.definition, (Pullback, HalfAlone)) and not _any_dual(args):
         return compiled.run(args, kwargs)
     found = _found(compiled, args, kwargs, kind, level)
     return found if found is not MISS else _met_first(compiled, args, kwargs, kind, level)
 
 
-def _is_dual(value: Any) -> bool:
-    return isinstance(value, Tensor) and not is_legacy_batched(value) and dual_parts(value)[1] is not None
+def _any_dual(args: tuple[Any, ...]) -> bool:
+    tensors = [v for v in flatten(args)[0] if isinstance(v, Tensor) and not is_legacy_batched(v)]
+    return any(dual_parts(tensor)[1] is not None for tensor in tensors)
 
 
 def _found(compiled: Programs, args: tuple[Any, ...], kwargs: dict[str, Any], kind: str | None, level: int) -> Any:

@@ -49,7 +49,7 @@ from ..runtime.donation import donation_of, with_donations
 from ..runtime.halves import AT_MOST, warn_of_many
 from ..runtime.key import aliasing
 from ..runtime.miss_reasons import captured_by, objects_of, why_not
-from ..runtime.on_path import first_float, require_on_path
+from ..runtime.on_path import first_float, other_path, require_on_path
 from ..runtime.program import Program
 from ..runtime.recompiles import Recompiles
 from ..runtime.varying import (
@@ -62,6 +62,7 @@ from ..runtime.varying import (
     with_symbols,
     written,
 )
+from ..slots import Signature
 from ..stages import Stages
 from ..state.lines import warn
 from ..state.unread import read_of
@@ -340,7 +341,7 @@ class Programs(abc.ABC):
         while True:
             program = self._program_on(inputs, path, others)
             try:
-                require_on_path(program, outer_signature(program.facts, self._definition.out_slot), inputs)
+                require_on_path(program, self._outer(program), inputs)
             except PathMiss as miss:
                 path = path_after(program, miss)
                 others.append(program)
@@ -483,9 +484,14 @@ class Programs(abc.ABC):
                 return program
 
     def _nearest(self, inputs: Inputs) -> list[str]:
-        """The fewest differences to any program."""
-        reasons = [list(map(str, why_not(p, inputs))) for p in self._cache.programs]
+        """The fewest differences to any program; of one whose key fits, what Python reads otherwise."""
+        programs = self._cache.programs
+        reasons = [list(map(str, why_not(p, inputs))) or other_path(p, self._outer(p), inputs) for p in programs]
         return min(reasons, key=len, default=[])
+
+    def _outer(self, program: Program) -> Signature:
+        """What a program takes and gives as the caller knows it."""
+        return outer_signature(program.facts, self._definition.out_slot)
 
 
 def _misfits(
