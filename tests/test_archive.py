@@ -1,6 +1,7 @@
 """Programs in files: what ``save`` writes does in another process what the compiled function does here."""
 
 import dataclasses
+import gc
 import pickle
 import subprocess
 import sys
@@ -350,6 +351,25 @@ def test_what_no_file_can_hold(says, f, args, tmp_path):
     with pytest.raises(fg.ArchiveError, match=says) as caught:
         program.save(tmp_path / "program.fg")
     assert caught.value.fix and not list(tmp_path.iterdir())
+
+
+def test_what_the_garbage_collector_calls_is_not_of_the_backward_pass(tmp_path):
+    """It may run at any time: a program whose backward pass reads no Python state was one whose does."""
+    called, thresholds = [], gc.get_threshold()
+
+    def hear(phase, info):
+        called.append(phase)
+
+    gc.callbacks.append(hear)
+    gc.set_threshold(20, 1000, 1000)
+    try:
+        program = fg.jit(lambda x: x * HELD["computed"]).program(torch.ones(3))
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(hear)
+    assert called
+    with pytest.raises(fg.ArchiveError, match="has a history"):
+        program.save(tmp_path / "program.fg")
 
 
 def test_a_class_that_is_not_there(tmp_path, monkeypatch):

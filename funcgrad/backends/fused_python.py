@@ -189,8 +189,9 @@ def _checks_of(graph: Graph) -> _Checks:
 
 
 def _needs_layout(step: Call) -> bool:
-    """Whether a library call may have left another layout than PyTorch's shape functions say; products do not."""
-    is_said = step.node.target in LAID_OUT_AS_SAID or lies_as_said_now(step)
+    """Whether a library call may have left another layout than PyTorch's shape functions say; products do not, and what
+    looks at all of a tensor is made as its reader sees it, in the order in which kernels read it."""
+    is_said = step.same or step.node.target in LAID_OUT_AS_SAID or lies_as_said_now(step)
     return isinstance(value_of(step.node), Tensor) and not is_said
 
 

@@ -19,6 +19,7 @@ from ..graph_primitives import SIZES, again, item_of, scalar
 from ..graphs import Graph, bodies_of, device_of, is_getitem, is_view, target_text, tensors_in, value_of
 from ..machine import Machine, machine_of
 from ..symbolic import sizes
+from ..symbolic.known import same
 from ..symbolic.sizes import SizeError
 from ..symbolic.torch_sizes import shape_of, strides_of
 from ..torch_private.operators import argument_kinds
@@ -285,8 +286,9 @@ def _written(value: Value, strides: tuple[int, ...]) -> tuple[Value, tuple[int, 
 def _of_argument(view: View, strides: tuple[int, ...]) -> tuple[int, ...] | None:
     """The strides by the dimensions of what is viewed; None where it is seen otherwise than whole, each element
     once."""
-    by_axis = dict(zip(own_index(view.shape), strides, strict=True))
-    seen = [w for w, n in zip(view.where, view.arg.shape, strict=True) if n > 1]
-    if view.numel != view.arg.numel or len(set(seen)) != len(seen) or not all(w in by_axis and w != ZERO for w in seen):
+    by_axis = {i: (n, step) for i, n, step in zip(own_index(view.shape), view.shape, strides, strict=True)}
+    seen = [(w, n) for w, n in zip(view.where, view.arg.shape, strict=True) if n > 1]
+    is_whole = all(w != ZERO and w in by_axis and same(by_axis[w][0], n) for w, n in seen)
+    if not is_whole or view.numel != view.arg.numel or len(set(seen)) != len(seen):
         return None
-    return tuple(by_axis[w] if n > 1 else 1 for w, n in zip(view.where, view.arg.shape, strict=True))
+    return tuple(by_axis[w][1] if n > 1 else 1 for w, n in zip(view.where, view.arg.shape, strict=True))

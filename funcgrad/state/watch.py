@@ -52,6 +52,7 @@ from .names import (
 from .places import MISSING, Place
 from .renamed import original
 from .restart import Known, Restart
+from .running import hearing_of_code, may_be_heard
 from .values import copied, same
 
 Converting = Sequence[tuple[types.FunctionType, frozenset[str]]]
@@ -118,7 +119,7 @@ class Watch(Loggers):
     def require_noted(self) -> None:
         """Raise ``Restart`` where it matters what code ran, and that was not noted, since nothing was known of it
         before the run."""
-        could = self._ran is None and not self.notes_what_runs and sys.gettrace() is None
+        could = self._ran is None and not self.notes_what_runs and may_be_heard()
         if could and (self.unwatched or self._has_unseen):
             raise Restart(Known(notes=True))
 
@@ -126,7 +127,7 @@ class Watch(Loggers):
     def _noting_what_runs(self, asks: bool) -> Iterator[None]:
         """Inside, it is noted what code runs, but where a debugger hears of it: much is reached in libraries, and
         never run. ``asks``: whether it matters in a forward pass, too."""
-        if sys.gettrace() is not None:
+        if not may_be_heard():
             self._ran = self.ran_in_backward = None
             yield
             return
@@ -135,17 +136,13 @@ class Watch(Loggers):
             ran = self._ran = self._ran or ran
         late = self.ran_in_backward if self._is_in_backward else None
 
-        def note(frame: types.FrameType, *_: Any) -> None:
+        def note(frame: types.FrameType) -> None:
             ran.add(code := original(frame.f_code))
             if late is not None and package(frame.f_globals.get("__name__")) not in LIBRARIES:
                 late.add(code)
 
-        sys.settrace(note)
-        try:
+        with hearing_of_code(note):
             yield
-        finally:
-            if sys.gettrace() is note:  # a breakpoint may have set its own
-                sys.settrace(None)
 
     @contextlib.contextmanager
     def in_backward(self) -> Iterator[None]:
