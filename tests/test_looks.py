@@ -111,3 +111,23 @@ def test_a_library_look_that_is_read_in_another_shape():
     x = torch.randn(4, 1, 2)
     for found, expected in zip(fg.jit(f, backend="c")(x), f(x), strict=True):
         torch.testing.assert_close(found, expected)
+
+
+def test_what_is_put_into_windows_that_overlap():
+    """A copy of them overlaps, too, but not one of an expanded tensor."""
+
+    def f(x):
+        windows, repeated = x.sin().unfold(0, 2, 1), x[:1].expand(7, 2)
+        return [
+            put
+            for base in (windows, repeated)
+            for put in (
+                torch.select_scatter(base, torch.zeros(2), 0, 1),
+                torch.slice_scatter(base, torch.zeros(7, 1), 1, 1, 2),
+                torch.diagonal_scatter(base, torch.zeros(2)),
+            )
+        ]
+
+    x = torch.arange(8.0)
+    for found, expected in zip(fg.jit(f, backend="c")(x), f(x), strict=True):
+        torch.testing.assert_close(found, expected)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+from torch import Tensor
+
+from ..symbolic.sizes import hint
+from ..symbolic.torch_sizes import shape_of, strides_of
 from .index import flat, row_major, unravel
-from .rows import TABLE, aten, begin, fits, plain, row
+from .rows import TABLE, TAKES_GIVEN, Rule, aten, begin, fits, plain, row
 from .values import Value, cast, concatenate, insert, look, number, own_index, reshape, within, zeros
 
 
@@ -83,6 +88,30 @@ def _diag_embed(x: Value, offset: int = 0, dim1: int = -2, dim2: int = -1, *, ou
 @row(aten.diagonal_scatter.default)
 def _diagonal_scatter(x: Value, part: Value, offset: int = 0, dim1: int = 0, dim2: int = 1, *, out: Any) -> Any:
     return _on_diagonal(cast(part, out.dtype), x, offset, dim1, dim2)
+
+
+def _where_elements_are_apart(rule: Rule, x: Value, *args: Any, out: Any, given: Any, **kwargs: Any) -> Any:
+    """A result lies as ``x`` does: where several elements of that may be one in memory (windows that overlap), what is
+    put into one is put into others, too."""
+    return NotImplemented if _may_overlap_itself(given[0]) else rule(x, *args, out=out, **kwargs)
+
+
+def _may_overlap_itself(t: Tensor) -> bool:
+    """Whether several elements may be one in memory, of a tensor that is no expanded one (of that a copy is none)."""
+    reach = 0
+    for step, n in sorted((hint(step), hint(n)) for step, n in zip(strides_of(t), shape_of(t), strict=True)):
+        if n > 1:
+            if step == 0:
+                return False
+            if step <= reach:
+                return True
+            reach += (n - 1) * step
+    return False
+
+
+for _op in (aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default):
+    TABLE[_op] = partial(_where_elements_are_apart, TABLE[_op])
+    TAKES_GIVEN.add(_op)
 
 
 @row(aten.roll.default)
