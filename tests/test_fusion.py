@@ -291,6 +291,22 @@ def test_numbers_are_rounded_to_half_precision_before_they_are_compared():
     )
 
 
+@pytest.mark.parametrize("backend", ["c", "triton"])
+def test_what_jumps_is_asked_of_the_numbers_that_half_precision_holds(backend):
+    """A kernel computes half precision as float: what is near 1 there is 1, and infinite what is large."""
+
+    def f(x):
+        near, large = torch.erf(x), x * 60000
+        return (
+            near >= 1, near == 1, near.to(torch.int32), near.floor(), near % 1, near.float() >= 1,
+            (x * x).to(torch.bool), large.isinf(), large.isfinite(), large.nan_to_num(), (x * 1e-4 * x).sign(),
+        )  # fmt: skip
+
+    x = torch.tensor([2.5, 2.4, 3.0, 1e-4, -2.5, 0.0], dtype=torch.float16)
+    for found, expected in zip(fg.jit(f, backend=backend)(x), f(x), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
 def test_indices_have_64_bits():
     n = 2**31 + 5
     x = torch.ones(1, dtype=torch.int8).expand(n)

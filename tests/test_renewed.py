@@ -637,3 +637,30 @@ def test_a_distribution_in_python_state_is_any_of_its_class():
         own.prior = _normal(torch.tensor([0.2, -0.1, 0.3]), n)
         torch.testing.assert_close(compiled(torch.ones(3)), own.prior.log_prob(torch.ones(3)))
     assert compiled.cache_info().misses == 2
+
+
+def test_a_tensor_that_is_stored_on_a_class_whose_members_are_asked_for():
+    """Members may be other tensors: each was another program."""
+
+    class Kept:
+        scale = torch.ones(2)
+
+    def f(x):
+        for member in vars(Kept).values():
+            if isinstance(member, torch.Tensor):
+                x = x * member
+        Kept.last = x.detach() + 1
+        return x
+
+    def results(call):
+        Kept.scale, Kept.last = torch.ones(2), torch.ones(2)
+        found = []
+        for k in range(5):
+            if k > 2:
+                Kept.scale = torch.full((2,), float(k))
+            found.append(call(torch.ones(2) * 0.3))
+        return [*found, Kept.last]
+
+    compiled = fg.jit(f)
+    torch.testing.assert_close(results(compiled), results(f))
+    assert compiled.cache_info().misses == 1

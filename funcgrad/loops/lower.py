@@ -27,9 +27,10 @@ from ..torch_private.symbols import is_size
 from ..torch_private.tensors import is_zero_tensor
 from .gather import Checked
 from .index import ZERO
-from .rows import HALF, TAKES_GIVEN, TAKES_SCALARS, plain
+from .rows import TAKES_GIVEN, TAKES_SCALARS, plain
 from .table import TABLE
 from .values import (
+    HALF,
     Memory,
     MixedDtypesError,
     Scalar,

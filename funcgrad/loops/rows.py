@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..symbolic.sizes import Size
-from .values import Number, Scalar, Value, cast, compare, number
+from .values import HALF, Number, Scalar, Value, cast, compare, number
 
 aten = torch.ops.aten
 Rule = Callable[..., Any]
@@ -36,8 +36,6 @@ def row(*overloads: Any) -> Callable[[Rule], Rule]:
 
 
 # ── dtypes ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-HALF = (torch.float16, torch.bfloat16)
 
 
 def into(value: Any, dtype: torch.dtype) -> Any:

@@ -12,7 +12,6 @@ import torch
 
 from ..symbolic.sizes import Size
 from .rows import (
-    HALF,
     TABLE,
     TAKES_GIVEN,
     TAKES_SCALARS,
@@ -26,6 +25,7 @@ from .rows import (
     truth,
 )
 from .values import (
+    HALF,
     Number,
     Scalar,
     Value,

@@ -14,6 +14,7 @@ from .values import (
     count,
     expand,
     flip,
+    held,
     look,
     narrow,
     number,
@@ -46,7 +47,7 @@ TABLE |= {
     aten.scalar_tensor.default: lambda value, *, out, **_: _filled(value, out),
     aten.clone.default: lambda x, *, out, **_: x,
     aten._to_copy.default: lambda x, *, out, **_: (
-        NotImplemented if x.dtype.is_complex or out.dtype.is_complex else cast(x, out.dtype)
+        NotImplemented if x.dtype.is_complex or out.dtype.is_complex else cast(held(x), out.dtype)
     ),
     aten.copy.default: lambda x, y, non_blocking=False, *, out: expand(cast(y, out.dtype), tuple(out.shape)),
     aten.lift_fresh_copy.default: lambda x, *, out: x,

@@ -229,11 +229,29 @@ def count(shape: Sequence[int], dim: int) -> Value:
     return made(Count, tuple(shape), torch.int64, dim)  # type: ignore[no-any-return]
 
 
+HALF = (torch.float16, torch.bfloat16)
+
+_JUMPS = {"floor", "ceil", "trunc", "round", "sign", "fmod", "remainder"}
+"""Operations of which the least difference in an argument may make another result, beside those whose result is no
+float: comparisons, casts to whole numbers."""
+
+
+def held(value: Value) -> Value:
+    """The numbers that a tensor of the value's dtype holds: half precision is computed as float, and rounded where it
+    is written to memory."""
+    found = whole(value)
+    if value.dtype not in HALF or is_given(found) or (isinstance(found, Map) and found.op == "cast"):
+        return value
+    return made(Map, value.shape, value.dtype, "cast", (value,))  # type: ignore[no-any-return]
+
+
 def pointwise(op: str, *args: Any, dtype: torch.dtype | None = None) -> Value:
     """An operation on values and numbers, all of one dtype (that of the first value), giving that dtype unless told
     otherwise."""
     kind = next(a.dtype for a in args if isinstance(a, Value))
     values = tuple(a if isinstance(a, Value) else number(a, kind) for a in args)
+    if op in _JUMPS or not (dtype or kind).is_floating_point:
+        values = tuple(map(held, values))
     if op not in ("where", "cast") and any(v.dtype != kind for v in values):
         raise MixedDtypesError(f"{op} of {', '.join(str(v.dtype) for v in values)}")
     return made(Map, broadcast_shapes([v.shape for v in values]), dtype or kind, op, values)  # type: ignore[no-any-return]

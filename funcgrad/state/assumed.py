@@ -17,7 +17,7 @@ from torch import Tensor
 from .buffers import is_buffer
 from .caches import entries_of, results_of
 from .code import ANY, Mentions, Use, mentions, together
-from .guards import Guard, Met
+from .guards import Guard, Met, members_said
 from .hooks import can_be_hooked
 from .impure import is_iterator, refuse_iterator
 from .mentioned import Mentioned
@@ -108,7 +108,7 @@ class Assumed(Mentioned):
                 as_value = of_types or kind in self._direct
                 self._guard_class(kind, names, by_name if as_value else set())
                 if lists and as_value and not is_installed(kind):
-                    self._guard(Guard.members(kind))
+                    self._guard_members(kind)
         self._guard_no_items_of_logs()
         self._guard_libraries()  # by texts that were read meanwhile, too
         for held in [held for held in self.met.values() if is_buffer(held.container)]:
@@ -180,6 +180,13 @@ class Assumed(Mentioned):
         for meta in inspect.getmro(type(kind)):
             for name in () if is_library(meta) else set(among(names, meta)) - kind.__dict__.keys():
                 self._guard(Guard.absent(Place("class", kind, name, f"{kind.__name__}.{name}")))
+
+    def _guard_members(self, kind: type) -> None:
+        """All that a class has, where any of it may be read (``vars(kind)``)."""
+        self._guard(Guard.members(kind))
+        for name, member in members_said(kind).items():
+            if isinstance(member, Tensor):
+                self._value(Place("class", kind, name, f"{kind.__name__}.{name}"), member)
 
     def _guard_unheard(self, names: Set[str], by_name: Set[str]) -> None:
         """Attributes of objects that may have been read, or asked for ``by_name``, where no hook hears of it."""

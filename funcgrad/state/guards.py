@@ -43,7 +43,7 @@ _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
     "set": same_set,
     "array": same_array,
     "buffer": lambda was, now: holds(now, was),
-    "members": lambda was, now: same_entries(was, members_said(now)),
+    "members": lambda was, now: like_entries(was, members_said(now)),
     "registry": lambda was, now: was == _registered_with(now),
     "like items": like_items,
     "like entries": like_entries,
@@ -96,7 +96,7 @@ class Guard:
 
     @staticmethod
     def members(kind: type) -> Guard:
-        """That a class has the members it had."""
+        """That a class has the members it had, but for tensors, which may be others."""
         return Guard(Place("itself", kind, "members", f"vars({kind.__name__})"), members_said(kind), "members")
 
     @staticmethod
