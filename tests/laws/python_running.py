@@ -204,8 +204,8 @@ def _run_script(
         except fg.FuncgradError as error:
             if isinstance(error, fg.GraphError):  # a defect by its own word
                 seen.crashed = f"{type(error).__name__}: {error}"
-            # a forward pass has run before: that of a call in a transform, or of what is differentiated twice
-            later = program.transform in OVER or "\nbackward_twice" in source
+            # a forward pass has run before: that of a call in a transform, or of what is differentiated after it
+            later = program.transform in OVER or "\nbackward" in source
             seen.refused, seen.before = reason_of(error), None if later else before
         except Exception as error:
             seen.before = before if compiled and _is_of_program(error) else None
