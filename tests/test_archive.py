@@ -353,6 +353,7 @@ def test_what_no_file_can_hold(says, f, args, tmp_path):
     assert caught.value.fix and not list(tmp_path.iterdir())
 
 
+@pytest.mark.skipif(torch.__version__ < "2.12", reason="torch 2.11 asks loggers and imports while it traces backward")
 def test_what_the_garbage_collector_calls_is_not_of_the_backward_pass(tmp_path):
     """It may run at any time: a program whose backward pass reads no Python state was one whose does."""
     called, thresholds = [], gc.get_threshold()
