@@ -171,22 +171,22 @@ class Assumed(Mentioned):
             if (name == "__match_args__" or not name.startswith("__")) and (
                 is_plain(value) or isinstance(value, CONTAINERS) or not is_installed(kind)
             ):
-                self._value(Place("class", kind, name, f"{kind.__name__}.{name}"), value)
+                self._value(Place.on_class(kind, name), value)
         if not is_installed(kind) and kind in self._direct and isinstance(kind, abc.ABCMeta):
             self._guard(Guard.registry(kind))
         bases = {name for c in inspect.getmro(kind)[1:] if not is_library(c) for name in among(names, c)}
         for name in (bases | by_name) - kind.__dict__.keys():
-            self._guard(Guard.absent(Place("class", kind, name, f"{kind.__name__}.{name}")))
+            self._guard(Guard.absent(Place.on_class(kind, name)))
         for meta in inspect.getmro(type(kind)):
             for name in () if is_library(meta) else set(among(names, meta)) - kind.__dict__.keys():
-                self._guard(Guard.absent(Place("class", kind, name, f"{kind.__name__}.{name}")))
+                self._guard(Guard.absent(Place.on_class(kind, name)))
 
     def _guard_members(self, kind: type) -> None:
         """All that a class has, where any of it may be read (``vars(kind)``)."""
         self._guard(Guard.members(kind))
         for name, member in members_said(kind).items():
             if isinstance(member, Tensor):
-                self._value(Place("class", kind, name, f"{kind.__name__}.{name}"), member)
+                self._value(Place.on_class(kind, name), member)
 
     def _guard_unheard(self, names: Set[str], by_name: Set[str]) -> None:
         """Attributes of objects that may have been read, or asked for ``by_name``, where no hook hears of it."""

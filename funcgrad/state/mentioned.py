@@ -266,7 +266,7 @@ class Mentioned(Reached):
         for name in names:
             c, defined = found_on(kind, name)
             if c is not None and not name.startswith("__") and not is_of_trace(getattr(defined, "__func__", defined)):
-                place = Place("class", c, name, f"{c.__name__}.{name}")
+                place = Place.on_class(c, name)
                 if isinstance(defined, types.FunctionType):
                     self._value(place, defined)
                 else:
@@ -276,7 +276,7 @@ class Mentioned(Reached):
         """Attributes that code may give a class of a library: ``Normal.has_rsample = False``."""
         for name in names:
             if not name.startswith("__"):
-                place = Place("class", kind, name, f"{kind.__name__}.{name}")
+                place = Place.on_class(kind, name)
                 self.slots.setdefault((id(kind), name), (place, place.read()))
 
     def _loaded(self, said: Mentions, called: str, own: bool) -> None:

@@ -48,6 +48,11 @@ class Place:
     key: Any
     name: str
 
+    @staticmethod
+    def on_class(kind: type, name: str) -> Place:
+        """A member of a class, which a reader asks the class for."""
+        return Place("class", kind, name, f"{kind.__name__}.{name}")
+
     @property
     def identity(self) -> tuple[str, Any, Any]:
         owner = self.owner.identity if isinstance(self.owner, Place) else id(self.owner)

@@ -278,7 +278,7 @@ class Reached(Found):
 
     def _special_method(self, kind: type, name: str, function: types.FunctionType) -> None:
         if name != "__getattribute__":  # its hook may stand there
-            place = Place("class", kind, name, f"{kind.__name__}.{name}")
+            place = Place.on_class(kind, name)
             self._guard(Guard.of(place, kind.__dict__[name]))
         self.see(function, f"{kind.__name__}.{name}")
 

@@ -345,7 +345,7 @@ class Watch(Loggers):
         for kind, had in self.classes.items():
             for name, value in had.items():
                 if id(value) in missing:
-                    found.setdefault(id(value), Place("class", kind, name, f"{kind.__name__}.{name}"))
+                    found.setdefault(id(value), Place.on_class(kind, name))
         return found
 
     def lasting(self, place: Place) -> Place:

@@ -325,7 +325,7 @@ class Written:
     def _class(self, kind: type, had: Mapping[str, Any]) -> None:
         now = members_said(kind)
         for name in dict.fromkeys([*had, *now]):
-            place = Place("class", kind, name, f"{kind.__name__}.{name}")
+            place = Place.on_class(kind, name)
             self._place(place, had.get(name, MISSING), now.get(name, MISSING))
 
     def _made_of(self, guard: Guard) -> None:
