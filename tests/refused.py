@@ -1878,20 +1878,6 @@ def changes_a_used_leaf(w: Tensor, x: Tensor) -> Tensor:
     return y + x
 
 
-def changes_a_gradient(x: Tensor) -> Tensor:
-    x.grad = torch.ones(2, 3).t()
-    x.grad.t_()
-    return x.detach() * 2
-
-
-def turns_and_turns(x: Tensor) -> Tensor:
-    v = x * 1
-    v.t_()
-    v.grad = v.detach() * 2
-    v.t_()
-    return v
-
-
 def switches_off_and_writes(x: Tensor) -> Tensor:
     view = x[1:]
     with torch.no_grad():
@@ -1998,24 +1984,6 @@ row(
     changes_a_used_leaf,
     lambda: (torch.ones(2, 3, requires_grad=True), torch.ones(2, 3)),
     fixed=lambda w, x: (w * 2 + x, w.t())[0],
-)
-row(
-    "sizes of a gradient",
-    memory.GRADIENT_RESTRIDED,
-    changes_a_gradient,
-    lambda: (torch.ones(3, 2, requires_grad=True),),
-    fixed=lambda x: (setattr(x, "grad", torch.ones(3, 2)), x.detach() * 2)[1],
-    where="x",
-    says="that it made the gradient of x",
-)
-row(
-    "sizes of a result between which a gradient is set",
-    memory.GRADIENT_RESTRIDED,
-    turns_and_turns,
-    leaf,
-    where="out",
-    fixed=lambda x: (v := (x * 1).t(), setattr(v, "grad", v.detach() * 2))[0],
-    says="that it made the gradient of out",
 )
 row(
     "a view of a leaf that is none any more",

@@ -20,7 +20,6 @@ from ..autograd_state import (
     version_of,
     view_base,
 )
-from ..graphs import type_text
 from ..slots import Base
 from ..subclasses import inner_tensors
 from ..torch_private.autograd import creation_meta
@@ -246,16 +245,17 @@ def refuse_leaves(
             raise refusal(what, slot, " and ".join(faults), where=str(slot))
 
 
-def refuse_restrided_gradients(
-    lineage: Lineage, gradients: Mapping[Any, Tensor | None], owners: Mapping[Any, Tensor] = {}
-) -> None:
-    """Raise where what was set as a gradient, or what it was set of, has other sizes since: nobody could set it as
-    it is now."""
-    for slot, gradient in gradients.items():
-        if gradient is not None and (
-            lineage.restrides(gradient) or (slot in owners and lineage.current(owners[slot]) is not owners[slot])
-        ):
-            raise refusals.GRADIENT_RESTRIDED(type_text(gradient), slot, where=str(slot))
+def unlike_gradients(
+    lineage: Lineage, owners: Mapping[Any, Tensor], gradients: Mapping[Any, Tensor | None]
+) -> frozenset[Any]:
+    """The slots of those which have another shape, or another dtype, in the end than the gradient that was set."""
+
+    def look(tensor: Tensor) -> tuple[Any, Any]:
+        now = lineage.current(lineage.named(tensor))
+        return now.shape, now.dtype
+
+    new = {slot: gradient for slot, gradient in gradients.items() if gradient is not None}
+    return frozenset(slot for slot, gradient in new.items() if look(owners[slot]) != look(gradient))
 
 
 def refuse_retained(made: Mapping[Any, Tensor], others: Sequence[Tensor]) -> None:

@@ -45,9 +45,9 @@ from .changes import (
     refuse_hidden_backward,
     refuse_inner_tensors,
     refuse_leaves,
-    refuse_restrided_gradients,
     refuse_retained,
     refuse_stores,
+    unlike_gradients,
     views_that_follow,
 )
 from .facts import Facts, Source, naming
@@ -351,7 +351,6 @@ class DryRun:
             if id(real) in given or now is not (None if known is None else known.seen):
                 found[slot] = now
                 self.trace.questions.ask(real, IS_HOOKED)
-        refuse_restrided_gradients(self.trace.lineage, found)
         return found
 
     def _gradless(
@@ -439,16 +438,13 @@ class DryRun:
         }
         extra |= {NewGradient(slot): self.trace.named(new) for slot, new in gradients.items() if new is not None}
         made = results_by_slot(leaves, paths, slot_of, self._out_slot)
-        of_made = {slot: new for slot, leaf in made.items() if (new := gradient_of(leaf)) is not None}
+        of_made = {slot: new for slot, leaf in made.items() if (new := lineage.gradient_of(leaf)) is not None}
         extra |= {NewGradient(slot): self.trace.named(new) for slot, new in of_made.items()}
         changed = [m.family for m in self._mirrored.values() if m.family.grad_fn is not m.history]
         with_history = [*made.values(), *changed]
         refuse_retained(made | {slot: v for slot, v in kept.items() if isinstance(v, Tensor)}, with_history)
         result_gradients = tuple(slot for slot in made if NewGradient(slot) in extra)
-        looks = {
-            s: g for s, leaf in made.items() for look in lineage.looks(leaf) if (g := gradient_of(look)) is not None
-        }
-        refuse_restrided_gradients(lineage, looks | {slot: extra[NewGradient(slot)] for slot in result_gradients}, made)
+        owners: dict[Any, Tensor] = {**{slot: self._mirrored[id(t)].seen for slot, t in named}, **made}
         extra |= {NewMemory(slot): new for slot, new in stores.items()}
         extra |= {Rewritten(s): lineage.rewritten(t) for s, t in moved.items() if lineage.how_given(t).tracked}
         leaves, paths = [*leaves, *extra.values()], [*paths, *map(str, extra)]
@@ -511,6 +507,8 @@ class DryRun:
             facts, reads=tuple(self.trace.reads.done) if self.trace.reads.allowed else None, backward_calls=calls,
             itself=self._itself(captured), follows=follows, unrelated=by_slot(self._apart, named),
             leaves={**facts.leaves, **dict.fromkeys(computed, False)}, asked=(*facts.asked, *unheard),
-            result_gradients=result_gradients, generators=tuple(self.trace.draws.named.values()),
+            result_gradients=result_gradients,
+            unlike_gradients=unlike_gradients(lineage, owners, {**gradients, **of_made}),
+            generators=tuple(self.trace.draws.named.values()),
             has_custom_functions=self.trace.writes.met_custom_function,
         )  # fmt: skip

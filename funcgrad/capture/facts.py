@@ -157,6 +157,8 @@ class Facts(Shown):
     """The views among the inputs that come to require grad, to no end, when the input does that they are views of."""
     result_gradients: tuple[Out, ...] = ()
     """What the function made, returns, and has set the ``.grad`` of."""
+    unlike_gradients: frozenset[Source | Out] = frozenset()
+    """Those whose new gradient has other sizes, or another dtype, in the end than they have themselves."""
     generators: tuple[torch.Generator, ...] = ()
     """Those it names that are no default ones."""
     backward_writes: bool = False

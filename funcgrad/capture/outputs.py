@@ -14,7 +14,6 @@ from torch.nn import Parameter
 
 from .. import refusals
 from ..autograd_state import (
-    gradient_of,
     has_history,
     is_dead_end,
     is_leaf,
@@ -140,7 +139,7 @@ def look_at_outputs(
             kind = type(leaf).__name__ if is_object else type_now(leaf)
             found.append(OutputFact(path, kind, is_dynamic, False, False, None, leaf))
     tensors = [(path, v) for path, v in zip(paths, leaves, strict=True) if isinstance(v, Tensor)]
-    _refuse_leaves(tensors, slot_of, {*map(str, firsts)})
+    _refuse_leaves(tensors, slot_of, {*map(str, firsts)}, lineage)
     return tuple(found), bases
 
 
@@ -259,7 +258,9 @@ def _require_plain(attributes: Sequence[tuple[str, Any]], path: str) -> None:
             raise refusals.ATTRIBUTE_OF_RESULT(path, name, where=f"result{path}.{name}")
 
 
-def _refuse_leaves(named: Sequence[tuple[str, Tensor]], slot_of: Mapping[int, object], firsts: Collection[str]) -> None:
+def _refuse_leaves(
+    named: Sequence[tuple[str, Tensor]], slot_of: Mapping[int, object], firsts: Collection[str], lineage: Lineage
+) -> None:
     """A leaf that the function makes and returns, or stores, would not get the gradient of a result that depends on
     it."""
     tensors = [t for _, t in named]
@@ -275,7 +276,7 @@ def _refuse_leaves(named: Sequence[tuple[str, Tensor]], slot_of: Mapping[int, ob
     for path, tensor in named:
         if not path.startswith("stored(") or id(tensor) in slot_of:
             continue
-        if id(tensor) not in returned and gradient_of(tensor) is not None:
+        if id(tensor) not in returned and lineage.gradient_of(tensor) is not None:
             raise refusals.STORES_WITH_GRADIENT(path, where=path)
     if depends:
         raise refusals.RETURNS_OWN_LEAF()

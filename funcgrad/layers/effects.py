@@ -66,8 +66,8 @@ class SetStorage:
 
 @frozen
 class SetGradient:
-    """The caller's tensor has another gradient from now on, or none; ``earlier``: it was set while the tensor had other
-    sizes."""
+    """The caller's tensor has another gradient from now on, or none; ``earlier``: it was set while the tensor, or the
+    gradient, had other sizes."""
 
     target: Slot
     source: NewGradient | None
@@ -89,10 +89,11 @@ class RetainGrad:
 
 @frozen
 class SetResultGradient:
-    """An output has a gradient."""
+    """An output has a gradient; ``earlier``: as above."""
 
     target: Slot
     source: NewGradient
+    earlier: bool = False
 
     def __str__(self) -> str:
         return f"{self.target}.grad = {self.source}"

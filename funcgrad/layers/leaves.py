@@ -18,7 +18,7 @@ def leaves(signature: Signature, facts: Facts) -> Layer | None:
     if not facts.gradients and not facts.switches and not facts.result_gradients:
         return None
     gradients = tuple(
-        SetGradient(slot, NewGradient(slot) if is_new else None, is_new and _changes_sizes(facts, slot))
+        SetGradient(slot, NewGradient(slot) if is_new else None, is_new and _is_earlier(facts, slot))
         for slot, is_new in facts.gradients.items()
     )
     switches = tuple(RequireGrad(slot, on) for slot, calls in facts.switches.items() for on in calls)
@@ -27,6 +27,7 @@ def leaves(signature: Signature, facts: Facts) -> Layer | None:
     return Layer("leaves", str(leaves.__doc__), signature, inner, effects=(*gradients, *switches))
 
 
-def _changes_sizes(facts: Facts, slot: Source) -> bool:
+def _is_earlier(facts: Facts, slot: Source) -> bool:
     change = facts.change_of(slot)
-    return slot in facts.stores or (change is not None and bool(change.restrides))
+    changes_sizes = slot in facts.stores or (change is not None and bool(change.restrides))
+    return changes_sizes or slot in facts.unlike_gradients

@@ -34,7 +34,9 @@ def alias_outputs(signature: Signature, facts: Facts) -> Layer | None:
     ends = tuple(DeadEnd(slot) for slot, o in slots.items() if o.requires_grad and not o.is_leaf and slot not in views)
     ends = () if facts.differentiable else ends
     retained = tuple(RetainGrad(slot) for slot, output in made.items() if output.retains_grad)
-    gradients = tuple(SetResultGradient(slot, NewGradient(slot)) for slot in facts.result_gradients)
+    gradients = tuple(
+        SetResultGradient(slot, NewGradient(slot), slot in facts.unlike_gradients) for slot in facts.result_gradients
+    )
     outs = (*(s for s in signature.outs if s not in views or views[s].computed), *facts.bases)
     effects: tuple[Effect, ...] = (*leaves, *ends, *parameters, *inference, *attributes, *retained, *gradients)
     if not views and not effects:

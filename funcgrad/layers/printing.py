@@ -274,10 +274,11 @@ class _Printer:
                 self.lines.append(f"{self._within(True, within)}{target}.set_({self._call(with_dead_end, source)})")
             else:
                 self.lines.append(f"{target}.data = {source}")
-        elif isinstance(effect, SetGradient) and effect.source is not None and effect.earlier:
-            self.lines.append(self._call(set_earlier_gradient, target, self._variables[effect.source]))
         elif isinstance(effect, (SetGradient, SetResultGradient)):
-            self.lines.append(f"{target}.grad = {None if effect.source is None else self._variables[effect.source]}")
+            gradient = None if effect.source is None else self._variables[effect.source]
+            earlier = effect.earlier and gradient is not None
+            line = self._call(set_earlier_gradient, target, gradient) if earlier else f"{target}.grad = {gradient}"
+            self.lines.append(line)
         elif isinstance(effect, GoOn):
             lists = ([s.of for s in effect.sources], effect.sources, effect.written, effect.leaves)
             tensors, gradients, *rest = map(self._list, lists)

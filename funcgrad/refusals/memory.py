@@ -82,11 +82,6 @@ HOOKED_GRADIENT_OF_INPUT = evolve(
     GRADIENT_OF_INPUT,
     fix="pass x.detach().requires_grad_(), and do to its gradient what the hook does",
 )
-GRADIENT_RESTRIDED = Refusal(
-    MutationError,
-    "the function changes the sizes of the {0} that it made the gradient of {1} (.grad =), or of {1}",
-    "change its sizes before, or set a copy; name a view (y = x.t()) instead of changing a result in place",
-)
 RETURNS_RETAINED = Refusal(
     MutationError,
     "the function returns, or stores, {0}, which keeps its gradient (retain_grad()), beside what depends on it",
