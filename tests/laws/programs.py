@@ -283,6 +283,7 @@ def run(
         t.data[tuple(slice(1 if stride == 0 else None) for stride in t.stride())].mul_(1 + nudge)
     seen = Seen()
     before = [_data(t) for t in inputs]
+    storages = [t.untyped_storage() for t in inputs]
     leaves = _leaves([*inputs, base])
     try:
         outs = transform(f)(*inputs)
@@ -294,9 +295,9 @@ def run(
     seen.stages["outs"] = [_data(t) for t in outs]
     seen.stages["inputs"] = [_data(t) for t in inputs]
     seen.stages["look"] = [
-        # what kernels leave as strides of no elements depends on the way they take
-        (t.shape, t.stride() if t.numel() else (), t.storage_offset(), t.requires_grad, t.dtype)
-        for t in inputs
+        # what kernels leave as strides of one element, or of none, depends on the way they take
+        (t.shape, _strides(t) if _is_given(t, own) else t.stride(), t.storage_offset(), t.requires_grad, t.dtype)
+        for t, own in zip(inputs, storages, strict=True)
     ]
     seen.stages["look of outs"] = [(t.shape, _strides(t), t.requires_grad, t.dtype) for t in outs]
     seen.stages["memory"] = _shared([*everything, base])
@@ -327,6 +328,11 @@ def run(
 def _strides(t: Tensor) -> list[int]:
     """The strides that say where something lies."""
     return [] if t.numel() == 0 else [s for n, s in zip(t.shape, t.stride(), strict=True) if n > 1]
+
+
+def _is_given(t: Tensor, own: torch.UntypedStorage) -> bool:
+    """Whether a tensor has come to look at what a kernel made."""
+    return t.numel() == 0 or t.untyped_storage()._cdata != own._cdata
 
 
 def _is_leaf(t: Tensor) -> bool | str:
