@@ -466,3 +466,13 @@ def test_another_tensor_than_the_one_given_twice_is_another_program():
     assert "aliasing" in compiled.explain_miss(x, y)
     torch.testing.assert_close(compiled(x, y), x + y)
     assert compiled.cache_info().misses == 3
+
+
+def test_what_is_not_quantised_is_itself_dequantised():
+    def f(x):
+        return torch.dequantize(x).mul_(2), x.dequantize() is x, x.double().dequantize()
+
+    x, y = torch.ones(3), torch.ones(3)
+    expected, found = f(x), fg.jit(f)(y)
+    assert found[0] is y and found[1] is expected[1] is True and found[2].dtype is torch.float32
+    assert torch.equal(x, y)

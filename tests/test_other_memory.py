@@ -541,3 +541,20 @@ def test_data_that_is_a_look_at_itself_is_one_after_a_write(make):
     for call, base in zip((f, fg.jit(f)), bases, strict=True):
         call(make(base))
     assert torch.equal(*bases)
+
+
+@pytest.mark.parametrize("of", [lambda base: base.unbind(0)[1], lambda base: base.split(2)[1], lambda base: base[1]])
+def test_memory_that_is_a_view_of_what_has_changed_its_sizes(of):
+    """A view of one of several results is taken in two steps, both before it is given."""
+
+    def f(x, base):
+        with torch.no_grad():
+            x.unsqueeze_(0)
+            x.data = x.unsqueeze(0)
+        return ()
+
+    def make():
+        base = leaf(4) * 1
+        return of(base), base
+
+    require_as_eager(Case(make, f))

@@ -163,11 +163,23 @@ def _without_memory(f: Callable[..., Any]) -> Callable[..., Any]:
     return make
 
 
+def _dequantized(f: Callable[..., Any]) -> Callable[..., Any]:
+    """What is not quantised is itself, or its cast; functionalisation would copy it."""
+
+    def call(tensor: Any) -> Any:
+        is_plain = isinstance(tensor, Tensor) and not tensor.is_quantized
+        is_tracked = is_plain and tensor.requires_grad and torch.is_grad_enabled()  # it has no derivative
+        return tensor.to(torch.float32) if is_plain and not is_tracked else f(tensor)
+
+    return call
+
+
 REWRITES: dict[Any, Callable[..., Any]] = {
     **{f: _without_memory(f) for f in (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor)},
     **{f: _with_lengths_as_tensors(f) for f in (torch.ctc_loss, torch.nn.functional.ctc_loss)},
     **{f: _contiguous_in_training(f) for f in (torch.rrelu, torch.nn.functional.rrelu)},
     **{f: _of_whole_targets(f) for f in (torch.nn.functional.nll_loss, torch.nn.functional.cross_entropy)},
+    **{f: _dequantized(f) for f in (torch.dequantize, Tensor.dequantize)},
     torch.nn.functional.one_hot: _one_hot,
     **FUSED_STEPS,
     **RUNNING,

@@ -25,7 +25,7 @@ from ..torch_private.autograd import creation_meta, set_creation_meta
 from ..torch_private.fakes import without_modes
 from ..torch_private.functional import FunctionalTensor, from_functional
 from ..torch_private.modes import TorchDispatchMode, without_function_modes
-from ..torch_private.operators import without_overload
+from ..torch_private.operators import is_pointwise_function, without_overload
 from ..torch_private.tensors import is_wrapper_subclass
 from ..trees import flatten, tree_map
 from .around import with_memory_of
@@ -33,7 +33,7 @@ from .scattered import geometry, root_of
 from .torch_patches import set_
 from .trace import Trace
 from .views import Geometry, HowGiven, is_dense
-from .writes import one_of, refuse_overlap, refuse_reading
+from .writes import one_of, refuse_overlap, refuse_reading, require_apart
 
 
 def give_data(trace: Trace, original: Any, tensor: Tensor, value: Any, how: HowGiven = "data") -> None:
@@ -308,9 +308,14 @@ def call_with_out(trace: Trace, func: Any, original: Any, args: Sequence[Any], k
         _refuse_dtypes(func, args, rest, likes, kwargs["out"])
     named = original if isinstance(original, tuple) else (original,)
     read = flatten((args, rest))[0] if trace.writes.first_run else ()
+    looks_first = is_pointwise_function(func)  # whether eager PyTorch looks for overlap before it resizes
+    for out, like in zip(outs, likes, strict=True):
+        if looks_first and out.shape != like.shape:
+            require_apart(func, out, read)
     fitted = tuple(_fit(trace, *one) for one in zip(named, outs, likes, strict=True))
     for out, now in zip(outs, fitted, strict=True):
-        refuse_reading(func, now, read if out.numel() < now.numel() else ())  # eager PyTorch looks before it resizes
+        if out.numel() < now.numel() or (looks_first and out.shape != now.shape):
+            refuse_reading(func, now, read)
     outs = fitted
     refused = torch.is_grad_enabled() and any(
         isinstance(t, Tensor) and t.requires_grad for t in flatten((args, rest, outs))[0]

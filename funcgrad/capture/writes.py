@@ -230,21 +230,37 @@ def _name(op: Any) -> str:
     return str(op.__name__).split(".")[0].removesuffix("_")
 
 
-def refuse_overlap(what: Any, target: Tensor, others: Sequence[Any]) -> None:
-    """Raise for a write to memory that is read elsewhere: what eager PyTorch raises, or where it goes on, by its
-    order."""
+def require_apart(what: Any, target: Tensor, others: Sequence[Any]) -> None:
+    """Raise what eager PyTorch raises where memory that is written to is read elsewhere."""
     name = _name(what)
-    for other in (t for value in others for t in tensors_in(value)):
-        if storage_id(other) != storage_id(target) or (name in _FILLING and other.numel() == 1):
-            continue
-        is_same = other is target or Geometry.of(other) == Geometry.of(target)
-        if name not in _UNCHECKED and (_partly_overlap(target, other) or (is_same and name in _ELSEWHERE)):
+    for other in _in_memory_of(target, name, others):
+        if name not in _UNCHECKED and (
+            _partly_overlap(target, other) or (_is_same(target, other) and name in _ELSEWHERE)
+        ):
             raise RuntimeError(
                 "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
                 "memory location. Please clone() the tensor before performing the operation."
             )
-        if (not is_same or name in _UNCHECKED) and share_elements(other, target):
+
+
+def refuse_overlap(what: Any, target: Tensor, others: Sequence[Any]) -> None:
+    """Raise for a write to memory that is read elsewhere: what eager PyTorch raises, or where it goes on, by its
+    order."""
+    require_apart(what, target, others)
+    name = _name(what)
+    for other in _in_memory_of(target, name, others):
+        if (not _is_same(target, other) or name in _UNCHECKED) and share_elements(other, target):
             raise refusals.WRITES_WHAT_IT_READS(target_text(what), where=user_line())
+
+
+def _in_memory_of(target: Tensor, name: str, others: Sequence[Any]) -> list[Tensor]:
+    """What is read of the memory of what an op of this name writes to."""
+    read = (t for value in others for t in tensors_in(value))
+    return [t for t in read if storage_id(t) == storage_id(target) and not (name in _FILLING and t.numel() == 1)]
+
+
+def _is_same(target: Tensor, other: Tensor) -> bool:
+    return other is target or Geometry.of(other) == Geometry.of(target)
 
 
 def refuse_reading(what: Any, target: Tensor, others: Sequence[Any]) -> None:

@@ -83,7 +83,7 @@ def wrap(
     return function  # type: ignore[no-any-return]
 
 
-_MOMENT_OF = {"first": Moment.FIRST, "before": Moment.BEFORE, "after": Moment.WRITES, "last": Moment.WRITTEN}
+_MOMENT_OF = {"first": Moment.FIRST, "before": Moment.BEFORE, "after": Moment.WRITES}
 
 
 def statements_of(layers: Sequence[Layer], outer: Signature) -> tuple[Statement, ...]:
@@ -135,13 +135,15 @@ def _of_layer(layer: Layer, outer: Signature, quiet: set[Slot]) -> Iterator[tupl
 
 
 def _views(slot: Slot, view: View, outer: Signature) -> Iterator[tuple[Moment, Make]]:
-    """A view of what the caller has; its last steps may be taken later than the others."""
-    moment = Moment.LOOKED if isinstance(slot, NewMemory) and view.when == "last" else _MOMENT_OF[view.when]
+    """A view of what the caller has; its last steps may be taken later than the others, but before an input is given
+    what they make."""
+    in_the_end = Moment.LOOKED if isinstance(slot, NewMemory) else Moment.WRITTEN
+    moment = in_the_end if view.when == "last" else _MOMENT_OF[view.when]
     if moment is Moment.BEFORE and view.of not in outer.ins:
         moment = Moment.RETURNED
     yield moment, Make(slot, evolve(view, steps=view.steps[: len(view.steps) - view.late]))
     if view.late:
-        yield Moment.WRITTEN, Make(slot, View(slot, view.steps[-view.late :]))
+        yield in_the_end, Make(slot, View(slot, view.steps[-view.late :]))
 
 
 def _bumps(made: Sequence[Statement]) -> list[Statement]:

@@ -35,6 +35,12 @@ def is_pointwise(target: Any) -> bool:
     return is_operator(target) and torch.Tag.pointwise in target.tags
 
 
+def is_pointwise_function(function: Any) -> bool:
+    """Whether a function of torch's is a call of such an operator."""
+    packet = getattr(torch.ops.aten, function.__name__, None)
+    return packet is not None and any(is_pointwise(getattr(packet, name)) for name in packet.overloads())
+
+
 def draws_random(op: Any) -> bool:
     """Whether an operator draws from a random generator."""
     return torch.Tag.nondeterministic_seeded in op.tags

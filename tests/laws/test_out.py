@@ -122,3 +122,19 @@ def test_what_out_names_keeps_its_layout(view: Callable[[Tensor], Tensor]) -> No
     x = torch.arange(16.0).view(4, 4)
     for expected, found in zip(f(x), fg.jit(f)(x), strict=True):
         assert torch.equal(found, expected) and found.stride() == expected.stride()
+
+
+def test_overlap_is_looked_for_before_what_out_names_is_resized() -> None:
+    def raises(x: Tensor) -> None:
+        torch.mul(x[0], 2, out=x)  # would be the same three elements afterwards
+
+    def goes_on(x: Tensor) -> None:
+        torch.mul(x.view(-1)[2:6], 2, out=x.view(2, 4)[:, 1:3])  # not dense, so PyTorch cannot tell
+
+    for f in (raises, fg.jit(raises)):
+        with pytest.raises(RuntimeError, match="single memory location"):
+            f(torch.ones(2, 3))
+    with pytest.warns(UserWarning, match="was resized"):
+        goes_on(torch.ones(8))
+    with pytest.raises(fg.MutationError, match="writes to memory it reads elsewhere"):
+        fg.jit(goes_on)(torch.ones(8))
