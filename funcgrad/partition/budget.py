@@ -149,13 +149,13 @@ def _all(model: Model, free: Sequence[int]) -> Iterator[Timeline]:
 
 def _walk(model: Model, first: Timeline) -> Iterator[Timeline]:
     yield first
-    current = first
+    current, failed = first, set[frozenset[int]]()
     floor = max((p.nbytes for p in first.pieces), default=0)
     for k in range(1, _LEVELS + 1):
         level = first.peak - (first.peak - floor) * k / _LEVELS
         if current.peak <= level:
             continue
-        lower = _descend(model, current, level)
+        lower = _descend(model, current, level, failed)
         if lower is None:
             break
         current = _trim(model, lower, level)
@@ -235,9 +235,9 @@ class _Estimate:
         return float((np.maximum(over + nbytes, 0) - np.maximum(over, 0)).sum())
 
 
-def _descend(model: Model, current: Timeline, level: float) -> Timeline | None:
+def _descend(model: Model, current: Timeline, level: float, failed: set[frozenset[int]]) -> Timeline | None:
     """Make the best move until the level is kept; ``None`` where none helps. The best does more than the next one
-    promises."""
+    promises. What ``failed`` to help before is tried last."""
     careful = len(model.nodes) <= _SMALL
     while current.peak > level:
         estimate = _Estimate(model, current, level)
@@ -248,10 +248,11 @@ def _descend(model: Model, current: Timeline, level: float) -> Timeline | None:
             if score >= promise and not careful:
                 break
         if best is None or careful:
-            for move in estimate.saves():
+            for move in sorted(estimate.saves(), key=lambda move: move.nodes in failed):
                 best, score = _better(model, current, level, move, best, score)
                 if best is not None and not careful:
                     break
+                failed.add(move.nodes)
         if best is None:
             return None
         current = best

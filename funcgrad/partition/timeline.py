@@ -7,11 +7,12 @@ schedule of a backend really takes is simulated for the few choices that the sea
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
-from attrs import frozen
+from attrs import define, field, frozen
 from torch import fx
 
 from ..graphs import Graph, is_getitem, is_view, memory_of, storages, value_of
@@ -43,17 +44,68 @@ class Timeline:
     saved: tuple[int, ...]
     cost: float
     alive: np.ndarray
-    pieces: tuple[Piece, ...]
     order: tuple[int, ...]
     """The node of each moment."""
+    lives: _Lives
 
     @property
     def peak(self) -> int:
         return int(self.alive.max(initial=0))
 
+    @functools.cached_property
+    def pieces(self) -> tuple[Piece, ...]:
+        """What is in memory: of the choices that are tried, few are asked."""
+        return self.lives.pieces()
+
     def excess(self, budget: float) -> float:
         """By how much the budget is exceeded, summed over the moments."""
         return float(np.maximum(self.alive - budget, 0).sum())
+
+
+@define(eq=False)
+class _Lives:
+    """The lives of pieces of memory while a choice is run, by their numbers; not all will have been in memory."""
+
+    n_moments: int
+    sizes: Mapping[int, int]
+    nodes: list[int] = field(factory=list)
+    places: list[int] = field(factory=list)
+    again: list[bool] = field(factory=list)
+    start: list[int] = field(factory=list)
+    left: list[int] = field(factory=list)
+    read: list[int] = field(factory=list)
+    end: list[int] = field(factory=list)
+    in_memory: list[bool] = field(factory=list)
+    """What another kernel reads, or is saved or returned."""
+
+    def begin(self, node: int, place: int, is_again: bool, moment: int, in_memory: bool) -> int:
+        """The number of a new piece."""
+        self.nodes.append(node)
+        self.places.append(place)
+        self.again.append(is_again)
+        self.start.append(moment)
+        self.left.append(moment)
+        self.read.append(self.n_moments)
+        self.end.append(moment)
+        self.in_memory.append(in_memory)
+        return len(self.nodes) - 1
+
+    def alive(self) -> np.ndarray:
+        """Bytes at each moment."""
+        kept = np.array(self.in_memory, dtype=bool)
+        nbytes = np.array([self.sizes[place] for place in self.places], dtype=np.int64)[kept]
+        change = np.zeros(self.n_moments + 1, dtype=np.int64)
+        np.add.at(change, np.array(self.start, dtype=np.intp)[kept], nbytes)
+        np.subtract.at(change, np.array(self.end, dtype=np.intp)[kept] + 1, nbytes)
+        return np.cumsum(change)[:-1]
+
+    def pieces(self) -> tuple[Piece, ...]:
+        columns = self.nodes, self.places, self.again, self.start, self.left, self.read, self.end, self.in_memory
+        return tuple(
+            Piece(node, place, is_again, start, left, read, end, self.sizes[place])
+            for node, place, is_again, start, left, read, end, kept in zip(*columns, strict=True)
+            if kept
+        )
 
 
 class Model:
@@ -84,6 +136,9 @@ class Model:
         given = {place for places, g in zip(self._places, self._given, strict=True) if g for place in places}
         for n in self.nodes:
             self._sizes |= {place: 0 if place in given else size for place, size in memory_of(value_of(n)).items()}
+        self._holds: list[tuple[tuple[int, int, int], ...]] = []
+        for i in range(len(self.nodes)):
+            self._holds.append(self._held_by(i))
         self._gradients = [number[v] for s, v in outs if of_backward(s) and isinstance(v, fx.Node)]
         self._returned = [number[v] for s, v in outs if isinstance(v, fx.Node)]
         first = [number[v] for s, v in outs if not of_backward(s) and isinstance(v, fx.Node)]
@@ -162,20 +217,19 @@ class Model:
         border = len(order)
         order += [(i, True) for i in self._in_time(backward, saved) if not self._given[i]]
         cost = sum(self._costs[i] for i in forward & backward if not self._views[i] and self._costs[i] < math.inf)
-        pieces = self._pieces(order, border, backward, saved)
-        change = np.zeros(len(order) + 1, dtype=np.int64)
-        for p in pieces:
-            change[p.start] += p.nbytes
-            change[p.end + 1] -= p.nbytes
-        return Timeline(again, tuple(sorted(saved)), cost, np.cumsum(change)[:-1], pieces, tuple(i for i, _ in order))
+        lives = self._lives(order, border, backward, saved)
+        return Timeline(again, tuple(sorted(saved)), cost, lives.alive(), tuple(i for i, _ in order), lives)
 
     def _in_time(self, backward: set[int], saved: set[int]) -> Iterable[int]:
         """Backward in the order of the graph, but what forward has computed before only when it is first needed."""
-        done = set(saved)
-        for late in sorted(i for i in backward if self._late[i]):
-            before = self._made_of(self.parents[late], lambda i: i not in done and not self._late[i])
-            done.update(before)
-            yield from sorted(before)
+        done = saved | {i for i in backward if self._late[i]}
+        for late in sorted(done - saved):
+            before = [p for p in self.parents[late] if p not in done]
+            for i in before:
+                if i not in done:
+                    done.add(i)
+                    before += [p for p in self.parents[i] if p not in done]
+            yield from sorted(set(before))
             yield late
 
     def _made_of(self, roots: Iterable[int], goes_on: Callable[[int], bool]) -> set[int]:
@@ -188,49 +242,46 @@ class Model:
                 pending += self.parents[i]
         return found
 
-    def _pieces(
+    def _held_by(self, i: int) -> tuple[tuple[int, int, int], ...]:
+        """The memory that a node's value lies in: each place, and where it comes from: which of its parents, and where
+        it stands there; -1 if the node makes it. What is there before takes none."""
+        held: list[tuple[int, int, int]] = []
+        for place in (p for p in self._places[i] if self._sizes[p]):
+            found = ((p, [own[0] for own in self._holds[p]]) for p in reversed(self.parents[i]))
+            parent, at = next(((p, places.index(place)) for p, places in found if place in places), (-1, -1))
+            held.append((place, parent, at))
+        return tuple(held)
+
+    def _lives(
         self, order: Sequence[tuple[int, bool]], border: int, second: Collection[int], saved: Collection[int]
-    ) -> tuple[Piece, ...]:
+    ) -> _Lives:
         """``second``: the nodes of which backward reads its own copy."""
-        made: list[tuple[int, int, bool, int]] = []  # node, storage, whether in backward, moment
-        left: list[int] = []
-        read: list[int] = []
-        last: list[int] = []
-        in_memory: list[bool] = []  # what another kernel reads, or is saved or returned
-        held: dict[tuple[int, bool], dict[int, int]] = {}  # the pieces of a node, by their storage
+        lives = _Lives(len(order), self._sizes)
+        left, read, end, in_memory = lives.left, lives.read, lives.end, lives.in_memory
+        first_of: list[tuple[int, ...]] = [()] * len(self.nodes)  # the pieces of each node, and of its second copy
+        second_of = first_of.copy()
         for moment, (i, is_second) in enumerate(order):
-            inherited: dict[int, int] = {}
+            reads_memory = not self._fused[i] and not self._views[i]
             for p in self.parents[i]:
-                pieces = held.get((p, is_second and p in second), _NOTHING)
-                inherited.update(pieces)
-                for piece in pieces.values():
-                    last[piece] = moment
+                for piece in second_of[p] if is_second and p in second else first_of[p]:
+                    end[piece] = moment
                     if moment < border:
                         left[piece] = moment
                     elif read[piece] > moment:
                         read[piece] = moment
-                    in_memory[piece] |= not self._fused[i] and not self._views[i]
-            own: dict[int, int] = {}
-            for place in self._places[i]:
-                own[place] = inherited.get(place, len(made))
-                if own[place] == len(made):
-                    made.append((i, place, is_second, moment))
-                    last.append(moment)
-                    left.append(moment)
-                    read.append(len(order))
-                    in_memory.append(not self._fused[i])
-            held[i, is_second] = own
-            if i in saved and not is_second:
-                for piece in own.values():
+                    if reads_memory:
+                        in_memory[piece] = True
+            own: tuple[int, ...] = ()
+            for place, p, at in self._holds[i]:
+                if p < 0:
+                    own += (lives.begin(i, place, is_second, moment, not self._fused[i]),)
+                else:
+                    own += ((second_of[p] if is_second and p in second else first_of[p])[at],)
+            (second_of if is_second else first_of)[i] = own
+            if not is_second and i in saved:
+                for piece in own:
                     in_memory[piece] = True
         for i in self._returned:
-            for piece in held.get((i, False), held.get((i, True), _NOTHING)).values():
-                last[piece], in_memory[piece] = len(order) - 1, True
-        return tuple(
-            Piece(i, place, is_second, start, left[k], read[k], last[k], self._sizes[place])
-            for k, (i, place, is_second, start) in enumerate(made)
-            if in_memory[k] and self._sizes[place]
-        )
-
-
-_NOTHING: Mapping[int, int] = {}
+            for piece in first_of[i] or second_of[i]:
+                end[piece], in_memory[piece] = len(order) - 1, True
+        return lives
