@@ -197,6 +197,8 @@ SCRIPTS = {
                                 "lib.k += 1\n    from funcgrad_test_k import k\n    return x * k", "call(); call()"),
     "vars of a module whose parameter was read": ("m = nn.Linear(3, 3); m.k = 2.0\ndef f(x):\n    y = x + m.bias\n    "
                                                   "return y * dict(vars(m).items())['k']", "call(); m.k = 3.0; call()"),
+    "what a module says it has": ("m = nn.Linear(3, 3)\ndef f(x): return x * len([k for k in dir(m) if k[:5] == 'extra'])",
+                                  "call(); m.extra = 1.5; call(); m.extra_2 = nn.ReLU(); call(); del m.extra; call()"),
     "a counter that asdict reads": ("d = Data()\ndef f(x):\n    d.lr += 1\n    return x * sum(v for v in "
                                     "dataclasses.asdict(d).values() if v != 'a')", "call(); call()"),
     "a counter that attrgetter reads": ("import operator\nc = Config()\ndef f(x):\n    c.lr += 1\n    return x * "

@@ -48,6 +48,13 @@ def package(module: str | None) -> str:
     return (module or "").partition(".")[0]
 
 
+def looks_for_itself(reader: types.FrameType) -> bool:
+    """Whether it is code of torch's, or of ours, that reads the ``__dict__`` of an object, and tells nobody of it.
+    ``dir(module)`` tells."""
+    is_own = package(reader.f_globals.get("__name__")) in ("torch", "funcgrad")
+    return is_own and reader.f_code is not torch.nn.Module.__dir__.__code__
+
+
 _MAKE_CLASSES = {"builtins": builtins, "abc": abc}
 
 

@@ -46,6 +46,7 @@ from .names import (
     item_name,
     item_of,
     joined,
+    looks_for_itself,
     package,
     slots_of,
 )
@@ -388,7 +389,7 @@ class Watch(Loggers):
         if id(owner) not in self._known:
             return
         reader = sys._getframe(2)
-        if name == "__dict__" and package(reader.f_globals.get("__name__")) in ("torch", "funcgrad"):
+        if name == "__dict__" and looks_for_itself(reader):
             return
         if reader.f_lasti not in loads_of(reader.f_code):
             self.unmentioned.add((id(owner), name))
