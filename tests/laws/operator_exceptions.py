@@ -42,6 +42,8 @@ EXCEPTIONS: tuple[Exceptional, ...] = (
     {"second": "prod"}),
     Exceptional("for [0.0", "eager PyTorch's kernel has a sixth in single precision",
     {"gradient": "nn.functional.hardsigmoid"}),
+    Exceptional("bfloat16: [0.0, 1.19", "the gradient is zero; eager PyTorch rounds each operation",
+    {"gradient": "nn.functional.normalize"}),
     Exceptional("aten::expand() Expected",
     "PyTorch's decomposition of the batched call takes the other end, a number, for a tensor", {
         "vmap": "linspace.tensor_overload logspace.tensor_overload",
