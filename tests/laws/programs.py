@@ -296,7 +296,7 @@ def run(
     seen.stages["inputs"] = [_data(t) for t in inputs]
     seen.stages["look"] = [
         # what kernels leave as strides of one element, or of none, depends on the way they take
-        (t.shape, _strides(t) if _is_given(t, own) else t.stride(), t.storage_offset(), t.requires_grad, t.dtype)
+        (t.shape, _strides(t) if _is_given(t, own) else [*t.stride()], t.storage_offset(), t.requires_grad, t.dtype)
         for t, own in zip(inputs, storages, strict=True)
     ]
     seen.stages["look of outs"] = [(t.shape, _strides(t), t.requires_grad, t.dtype) for t in outs]
