@@ -252,7 +252,8 @@ def _descend(model: Model, current: Timeline, level: float, failed: set[frozense
                 best, score = _better(model, current, level, move, best, score)
                 if best is not None and not careful:
                     break
-                failed.add(move.nodes)
+                if best is None:
+                    failed.add(move.nodes)
         if best is None:
             return None
         current = best

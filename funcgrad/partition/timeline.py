@@ -8,6 +8,7 @@ schedule of a backend really takes is simulated for the few choices that the sea
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
@@ -222,8 +223,9 @@ class Model:
 
     def _in_time(self, backward: set[int], saved: set[int]) -> Iterable[int]:
         """Backward in the order of the graph, but what forward has computed before only when it is first needed."""
-        done = saved | {i for i in backward if self._late[i]}
-        for late in sorted(done - saved):
+        own = sorted(i for i in backward if self._late[i])
+        done = saved.union(own)
+        for late in own:
             before = [p for p in self.parents[late] if p not in done]
             for i in before:
                 if i not in done:
@@ -262,21 +264,18 @@ class Model:
         second_of = first_of.copy()
         for moment, (i, is_second) in enumerate(order):
             reads_memory = not self._fused[i] and not self._views[i]
-            for p in self.parents[i]:
-                for piece in second_of[p] if is_second and p in second else first_of[p]:
-                    end[piece] = moment
-                    if moment < border:
-                        left[piece] = moment
-                    elif read[piece] > moment:
-                        read[piece] = moment
-                    if reads_memory:
-                        in_memory[piece] = True
+            pieces = {p: second_of[p] if is_second and p in second else first_of[p] for p in self.parents[i]}
+            for piece in itertools.chain.from_iterable(pieces.values()):
+                end[piece] = moment
+                if moment < border:
+                    left[piece] = moment
+                elif read[piece] > moment:
+                    read[piece] = moment
+                if reads_memory:
+                    in_memory[piece] = True
             own: tuple[int, ...] = ()
             for place, p, at in self._holds[i]:
-                if p < 0:
-                    own += (lives.begin(i, place, is_second, moment, not self._fused[i]),)
-                else:
-                    own += ((second_of[p] if is_second and p in second else first_of[p])[at],)
+                own += (pieces[p][at] if p >= 0 else lives.begin(i, place, is_second, moment, not self._fused[i]),)
             (second_of if is_second else first_of)[i] = own
             if not is_second and i in saved:
                 for piece in own:
