@@ -3,7 +3,7 @@ they are set of. Eager PyTorch is the oracle."""
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from laws.programs import Case, difference, run
 
@@ -56,5 +56,8 @@ def _differs(statements, returned, requires_grad):
     st.sampled_from(["(y,)", "(y, v)", "(y, v, w)", "()"]),
     st.booleans(),
 )
+@example(["y.t_()", "y.grad = v", "y.t_()"], "(y, v)", False)
+@example(["x.grad = v", "v.t_()"], "()", True)
+@example(["x.grad = v", "v.resize_(9).fill_(2)"], "(y,)", False)
 def test_set_whenever(statements, returned, requires_grad):
     assert _differs(statements, returned, requires_grad) is None
