@@ -536,6 +536,19 @@ def test_a_parameter_is_made_without_grad_and_used(transform):
             torch.testing.assert_close(ours["f"].w.grad, theirs["f"].w.grad)
 
 
+@pytest.mark.parametrize("mapped", [fg.vmap_compiled, lambda f: torch.func.vmap(fg.jit(f))], ids=["of", "over"])
+def test_a_parameter_is_made_under_vmap(mapped):
+    ours, theirs = world(LAZY), world(LAZY)
+    c, f = mapped(ours["f"]), torch.func.vmap(theirs["f"])
+    for _ in range(2):
+        found, expected = c(X), f(X)
+        torch.testing.assert_close(found, expected)
+        found.sum().backward(), expected.sum().backward()
+        torch.testing.assert_close(ours["f"].w.grad, theirs["f"].w.grad)
+    with pytest.raises(RuntimeError, match="requires_grad_"):  # as eager PyTorch does
+        mapped(lambda x: x * torch.ones(3).requires_grad_())(X)
+
+
 MADE_FIRST = {
     "an attribute that is None": "if self.w is None: self.w = nn.Parameter(torch.ones(3) * 2)",
     "an attribute that is not there": (

@@ -6,15 +6,17 @@ that code, so it is answered here; a value read in the caller's own code is an e
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .. import refusals
 from ..state.lines import user_line
 from ..subclasses import is_traced
+from ..torch_private.levels import parameters_at_levels
 from ..torch_private.operators import operator_of_functions
 from ..torch_private.tensors import unwrap_transform
 from .error_translation import unsupported_operator
@@ -22,6 +24,7 @@ from .fused_steps import FUSED_STEPS
 from .memory import overlaps_itself
 from .quasirandom import SOBOL_SEQUENCES
 from .running_statistics import RUNNING
+from .source_location import is_called_by
 from .traced_sizes import seen
 from .views import is_dense
 
@@ -174,7 +177,16 @@ def _dequantized(f: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _requires_grad(tensor: Tensor, requires_grad: bool = True) -> Tensor:
+    """Levels of torch.func forbid it, but ``nn.Parameter``, which asks it of what stands for its tensor, may be made at
+    any."""
+    of_parameter = is_called_by(nn.Parameter.__new__, depth=2)
+    with parameters_at_levels() if of_parameter else contextlib.nullcontext():
+        return Tensor.requires_grad_(tensor, requires_grad)
+
+
 REWRITES: dict[Any, Callable[..., Any]] = {
+    Tensor.requires_grad_: _requires_grad,
     **{f: _without_memory(f) for f in (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor)},
     **{f: _with_lengths_as_tensors(f) for f in (torch.ctc_loss, torch.nn.functional.ctc_loss)},
     **{f: _contiguous_in_training(f) for f in (torch.rrelu, torch.nn.functional.rrelu)},

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Callable
+from typing import Any
 
 from ..errors import FuncgradError
 from ..state.lines import HERE, TORCH, is_user_file, short_name
@@ -53,6 +55,14 @@ def called_by_us(depth: int = 2) -> bool:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(TORCH):
         frame = frame.f_back
     return frame.f_code.co_filename.startswith(HERE)
+
+
+def is_called_by(function: Callable[..., Any], depth: int = 1) -> bool:
+    """Whether funcgrad's own code, from ``depth`` frames up, is called by this function of torch's."""
+    frame = sys._getframe(depth)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(HERE):
+        frame = frame.f_back
+    return frame.f_code is function.__code__  # type: ignore[attr-defined,no-any-return]
 
 
 def user_line_of(error: BaseException) -> str | None:

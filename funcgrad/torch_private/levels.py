@@ -70,6 +70,11 @@ def outside_inference_mode() -> Iterator[None]:
         yield
 
 
+def parameters_at_levels() -> contextlib.AbstractContextManager[None]:
+    """Inside, ``requires_grad_()`` is allowed at a level of torch.func, as it is to ``nn.Parameter`` of a tensor."""
+    return eager_transforms.enable_inplace_requires_grad(True)  # type: ignore[no-any-return]
+
+
 def transform_active() -> bool:
     """Whether a torch.func transform is running."""
     return torch._C._functorch.peek_interpreter_stack() is not None
