@@ -66,8 +66,8 @@ class SetStorage:
 
 @frozen
 class SetGradient:
-    """The caller's tensor has another gradient from now on, or none; ``earlier``: it was set while the tensor, or the
-    gradient, had other sizes."""
+    """An input, or an output, has another gradient from now on, or none; ``earlier``: it was set while the tensor, or
+    the gradient, had other sizes."""
 
     target: Slot
     source: NewGradient | None
@@ -85,18 +85,6 @@ class RetainGrad:
 
     def __str__(self) -> str:
         return f"{self.target}.retain_grad()"
-
-
-@frozen
-class SetResultGradient:
-    """An output has a gradient; ``earlier``: as above."""
-
-    target: Slot
-    source: NewGradient
-    earlier: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.target}.grad = {self.source}"
 
 
 @frozen
@@ -173,7 +161,7 @@ class SetAttribute:
         return f"{self.target}.{self.name} = {self.value!r}"
 
 
-LAST = (RequireGrad, DeadEnd, MakeParameter, MakeInference, SetAttribute, RetainGrad, SetResultGradient)
+LAST = (RequireGrad, DeadEnd, MakeParameter, MakeInference, SetAttribute, RetainGrad)
 """What is done to outputs when all else is done, in this order for each."""
 
 Effect = (
@@ -188,7 +176,6 @@ Effect = (
     | MakeInference
     | SetAttribute
     | RetainGrad
-    | SetResultGradient
 )  # fmt: skip
 
 

@@ -127,7 +127,7 @@ def _of_layer(layer: Layer, outer: Signature, quiet: set[Slot]) -> Iterator[tupl
         elif isinstance(effect, LAST):
             yield Moment.LAST, Do(effect)
         elif isinstance(effect, SetGradient):
-            yield Moment.GRADIENTS, Do(effect)
+            yield Moment.GRADIENTS if effect.target in outer.ins else Moment.LAST, Do(effect)
         elif isinstance(effect, SetStorage) or effect.target in given:
             yield Moment.GIVEN, Do(effect, effect.target in quiet)
         else:

@@ -14,7 +14,7 @@ from .effects import (
     RequireGrad,
     RetainGrad,
     SetAttribute,
-    SetResultGradient,
+    SetGradient,
 )
 from .layer import Layer, replaced
 
@@ -35,7 +35,7 @@ def alias_outputs(signature: Signature, facts: Facts) -> Layer | None:
     ends = () if facts.differentiable else ends
     retained = tuple(RetainGrad(slot) for slot, output in made.items() if output.retains_grad)
     gradients = tuple(
-        SetResultGradient(slot, NewGradient(slot), slot in facts.unlike_gradients) for slot in facts.result_gradients
+        SetGradient(slot, NewGradient(slot), slot in facts.unlike_gradients) for slot in facts.result_gradients
     )
     outs = (*(s for s in signature.outs if s not in views or views[s].computed), *facts.bases)
     effects: tuple[Effect, ...] = (*leaves, *ends, *parameters, *inference, *attributes, *retained, *gradients)

@@ -42,7 +42,6 @@ from .effects import (
     RetainGrad,
     SetAttribute,
     SetGradient,
-    SetResultGradient,
     SetStorage,
     Wrapped,
 )
@@ -274,7 +273,7 @@ class _Printer:
                 self.lines.append(f"{self._within(True, within)}{target}.set_({self._call(with_dead_end, source)})")
             else:
                 self.lines.append(f"{target}.data = {source}")
-        elif isinstance(effect, (SetGradient, SetResultGradient)):
+        elif isinstance(effect, SetGradient):
             gradient = None if effect.source is None else self._variables[effect.source]
             earlier = effect.earlier and gradient is not None
             line = self._call(set_earlier_gradient, target, gradient) if earlier else f"{target}.grad = {gradient}"
