@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -12,11 +11,11 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from .. import refusals
-from ..autograd_state import gradient_of, has_history, has_hooks, is_leaf, python_node_below
+from ..autograd_state import has_history, has_hooks, is_leaf, python_node_below
 from ..graph_primitives import Path
 from ..graphs import type_text
 from ..options import Randomness
-from ..slots import Arg, Base, Captured, NewGradient, NewMemory, Rewritten, Slot, Stored
+from ..slots import Arg, Base, Captured, Slot
 from ..state.caches import require_kept_by_none
 from ..state.effects import same_effects
 from ..state.given import into_arguments
@@ -47,20 +46,19 @@ from .changes import (
     refuse_leaves,
     refuse_retained,
     refuse_stores,
-    unlike_gradients,
     views_that_follow,
 )
 from .facts import Facts, Source, naming
 from .floats import NotSymbolicError
-from .inner import kept_apart
 from .inputs import CapturedTensor, Inputs, Symbolic, contents_of, require_none_hidden, require_same
 from .late_reads import late_reads
+from .left_behind import LeftBehind, gradless, leaves_of, left_behind, switches_of
 from .memory import history, neighbours, overlaps, same_objects, without_subclasses
 from .modes import with_modes
 from .onward import Passes, apart_from, by_slot, calls_of
 from .other_places import other_places, with_containers, with_homes
-from .outputs import look_at_outputs, results_by_slot
-from .questions import HOOKS, HOOKS_AFTER, IS_HOOKED, IS_VIEW, answer_of, require_bare
+from .outputs import look_at_outputs
+from .questions import HOOKS, HOOKS_AFTER, IS_VIEW, answer_of, require_bare
 from .reads import READS_LATER
 from .resolved import resolve
 from .results import Opening, flatten_result, require_unhooked, require_visible
@@ -327,56 +325,25 @@ class DryRun:
             tracked[key_of[id(tensor)]] = tracked.get(key_of[id(tensor)], False) or flag
         return {key: self._mirrored[key].how_written(flag) for key, flag in tracked.items()}
 
-    def _inputs_written(self, slot_of: Mapping[int, Source]) -> list[Tensor]:
-        """The inputs that were written to so far, once for each write."""
-        return [t for t, _ in self.trace.lineage.written(lambda t: id(t) in slot_of)]
+    def _met(self, root: Callable[..., Any]) -> tuple[tuple[CapturedTensor, ...], Met]:
+        """The captured tensors met so far, and all inputs."""
+        captured, named = self._named(root)
+        return captured, Met(self.trace, named, self._mirrored, overlaps(named, self._passes.freed, self.trace.around))
 
-    def _gradients(self, named: Sequence[tuple[Source, Tensor]]) -> dict[Source, Tensor | None]:
-        """The inputs whose gradient is another than before, and that, once for each object. Where ``.backward()`` adds
-        to one, the run starts again."""
-        found: dict[Source, Tensor | None] = {}
-        given = {id(t) for t in self.trace.given_gradient}
-        # what was written to since may be no leaf any more
-        known_to_ask = given | {id(t) for t in self.trace.asked_for_gradient}
-        first = {id(real): slot for slot, real in reversed(named)}
-        for slot, real in named:
-            if first[id(real)] != slot:
-                continue
-            own, before = self._mirrored[id(real)], real.grad if real.is_leaf else None
-            asked = before is not None or is_leaf(own.seen) or id(real) in known_to_ask
-            now = self.trace.lineage.gradient_of(own.seen) if asked else None
-            known = None if before is None else self._mirrored.get(id(before))
-            if before is not None and known is None and now is not None:
-                raise Restart(Known((before,)))
-            if id(real) in given or now is not (None if known is None else known.seen):
-                found[slot] = now
-                self.trace.questions.ask(real, IS_HOOKED)
-        return found
+    def _written_in_backward(self, met: Met, left: LeftBehind, sources: bool) -> list[Tensor]:
+        """Run backward, and say what it writes to of the memory that inputs are given; see ``_run_backward``. Raises
+        where it writes to inputs, and will not be recorded."""
+        lineage, slot_of = self.trace.lineage, left.slot_of
 
-    def _gradless(
-        self, named: Sequence[tuple[Source, Tensor]], gradients: Mapping[Source, Tensor | None]
-    ) -> tuple[Source, ...]:
-        asked = {id(t) for t in self.trace.asked_for_gradient}
-        found = [(slot, real) for slot, real in named if id(real) in asked or (slot in gradients and real.is_leaf)]
-        return tuple(slot for slot, real in found if gradient_of(real) is None)
+        def written(to: Collection[int]) -> list[Tensor]:
+            return [t for t, _ in lineage.written(lambda t: id(t) in to)]
 
-    def _leaves(self, named: Sequence[tuple[Source, Tensor]], *asked: Iterable[Source]) -> dict[Source, bool]:
-        """The inputs that may have a gradient in the eyes of the function, and whether they are leaves."""
-        found = {*self._gradless(named, {}), *itertools.chain(*asked)}
-        return {slot: real.is_leaf for slot, real in named if slot in found}
-
-    def _switches(self, named: Sequence[tuple[Source, Tensor]]) -> dict[Source, tuple[bool, ...]]:
-        """What to call ``requires_grad_`` with, if anything: before what is computed is, and in the end. (See
-        ``Facts.switches``.)"""
-        found: dict[Source, tuple[bool, ...]] = {}
-        for slot, real in named:
-            own = self._mirrored[id(real)]
-            now = self.trace.current(own.seen)
-            called = [on for t, on in self.trace.switched if t is own.seen or t is now]
-            if called:
-                begins = (True,) if any(called) and not own.requires_grad else ()
-                found[slot] = begins if now.requires_grad else (*begins, False)
-        return found
+        given_now = {id(lineage.current(t)) for t in left.moved.values()}
+        n_inputs, n_given = len(written(slot_of)), len(written(given_now))
+        failed = self._run_backward([self.trace.current(v) for v in left.leaves if isinstance(v, Tensor)], sources)
+        if not sources:
+            refuse_hidden_backward([slot_of[id(t)] for t in written(slot_of)[n_inputs:]], failed)
+        return written(given_now)[n_given:]
 
     def _run_backward(self, leaves: Sequence[Tensor], sources: bool) -> Exception | None:
         """For what the caller's own Python writes to in backward; torch's own formulas write to no input. Returns what
@@ -412,103 +379,68 @@ class DryRun:
             self.trace.forgotten.require_known(self.trace.current(tensor))
             self.trace.forgotten.require_whole([tensor])
 
-    def _given_memory(
-        self, named: Sequence[tuple[Source, Tensor]], slot_of: Mapping[int, Slot]
-    ) -> dict[Source, Tensor]:
-        """The memory that inputs were given, once for each object."""
-        seen = {slot: self._mirrored[id(t)].seen for slot, t in named}
-        given = {slot: self.trace.lineage.given(t) for slot, t in seen.items() if slot_of[id(t)] == slot}
-        return {slot: new for slot, new in given.items() if new is not None}
-
     def _facts(self, leaves: list[Any], paths: list[str], root: Callable[..., Any]) -> Facts:
-        captured, named = self._named(root)
-        refuse_backward(named, self._mirrored, self._splits)
-        require_bare({key: m.seen for key, m in self._mirrored.items()}, named)
-        gradients, switches = self._gradients(named), self._switches(named)
-        groups, lineage = overlaps(named, self._passes.freed, self.trace.around), self.trace.lineage
-        slot_of = {id(self._mirrored[id(t)].seen): slot for slot, t in reversed(named)}
-        self._require_known(leaf for leaf in leaves if isinstance(leaf, Tensor) and id(leaf) not in slot_of)
-        is_base = (lambda _, root: has_history(root)) if self._splits else None
-        stores = self._given_memory(named, slot_of)
-        moved = {slot: self._mirrored[id(t)].seen for slot, t in named if slot in stores}
-        replaced = [*map(lineage.current, moved.values())]
-        kept, firsts = ({}, set[Stored]()) if self._left is None else (self._left.stores, self._left.firsts)
-        extra: dict[NewMemory | Rewritten | NewGradient | Stored, Tensor] = {
-            slot: kept_apart(self.trace.named(new), self._splits, lineage) for slot, new in kept.items()
-        }
-        extra |= {NewGradient(slot): self.trace.named(new) for slot, new in gradients.items() if new is not None}
-        made = results_by_slot(leaves, paths, slot_of, self._out_slot)
-        of_made = {slot: new for slot, leaf in made.items() if (new := lineage.gradient_of(leaf)) is not None}
-        extra |= {NewGradient(slot): self.trace.named(new) for slot, new in of_made.items()}
+        trace, lineage = self.trace, self.trace.lineage
+        captured, met = self._met(root)
+        refuse_backward(met.named, self._mirrored, self._splits)
+        require_bare({key: m.seen for key, m in self._mirrored.items()}, met.named)
+        left = left_behind(met, leaves, paths, self._out_slot, self._splits, self._left)
+        self._require_known(leaf for leaf in leaves if isinstance(leaf, Tensor) and id(leaf) not in left.slot_of)
         changed = [m.family for m in self._mirrored.values() if m.family.grad_fn is not m.history]
-        with_history = [*made.values(), *changed]
-        refuse_retained(made | {slot: v for slot, v in kept.items() if isinstance(v, Tensor)}, with_history)
-        result_gradients = tuple(slot for slot in made if NewGradient(slot) in extra)
-        owners: dict[Any, Tensor] = {**{slot: self._mirrored[id(t)].seen for slot, t in named}, **made}
-        extra |= {NewMemory(slot): new for slot, new in stores.items()}
-        extra |= {Rewritten(s): lineage.rewritten(t) for s, t in moved.items() if lineage.how_given(t).tracked}
-        leaves, paths = [*leaves, *extra.values()], [*paths, *map(str, extra)]
-        names = naming(self._out_slot, extra)
-        outputs, bases = look_at_outputs(leaves, paths, slot_of, lineage, names, is_base, self.trace.varying, firsts)
+        with_history = [*left.made.values(), *changed]
+        refuse_retained(left.lasting, with_history)
+        is_base = (lambda _, root: has_history(root)) if self._splits else None
+        names = naming(self._out_slot, left.beside)
+        outputs, bases = look_at_outputs(
+            left.leaves, left.paths, left.slot_of, lineage, names, is_base, trace.varying, left.firsts
+        )
         kinds = tuple(
             (s, type_text(v), isinstance(v, Tensor) and v.requires_grad and self._grad) for s, v in self._inputs.dynamic
         )
+        switches = switches_of(met)
         given = any(True in calls for calls in switches.values()) or any(grad for _, _, grad in kinds)
         sources = self._grad and (given or any(c.requires_grad for c in captured))
-        in_forward, wrote, failed, late = self._written(), None, None, list[Tensor]()
-        met = Met(self.trace, named, self._mirrored, groups)
+        in_forward, late = self._written(), list[Tensor]()
         changes = dict(changes_of(met, in_forward, in_forward))
         if self._splits and self._grad:
             self._read_in_forward = {id(c.tensor) for c in captured}
-            known, wrote = len(self._reals), len(self._inputs_written(slot_of))
-            given_now = {id(new) for new in replaced}
-            before = len(lineage.written(lambda t: id(t) in given_now))
-            failed = self._run_backward([self.trace.current(v) for v in leaves if isinstance(v, Tensor)], sources)
-            late = [t for t, _ in lineage.written(lambda t: id(t) in given_now)[before:]]
+            known, late = len(self._reals), self._written_in_backward(met, left, sources)
             if len(self._reals) > known:  # the caller's Python in backward reads tensors forward did not
-                captured, named = self._named(root)
-                groups = overlaps(named, self._passes.freed, self.trace.around)
-                met = evolve(met, named=named, groups=groups)
+                captured, met = self._met(root)
             ever = changes_of(met, in_forward, self._written())
             changes = {slot: change for slot, change in ever if change.in_backward} | changes
         written = {slot for slot, change in changes.items() if change.data or change.in_backward}
         written |= {member for slot in written if isinstance(slot, Base) for member in slot.of}  # type: ignore[misc]
-        histories = {slot: history(t) for slot, t in named if slot in written}
+        histories = {slot: history(t) for slot, t in met.named if slot in written}
         read = [c.origin.slot for c in captured if isinstance(c.origin, GradientOf)]
         follows = views_that_follow(met, switches)
-        refuse_leaves(met, gradients, switches, [*read, *follows], changes, stores)
+        refuse_leaves(met, left.gradients, switches, [*read, *follows], changes, left.stores)
         refuse(met, changes, histories, self._written())
-        refuse_inner_tensors(met, changes, leaves, outputs)
+        refuse_inner_tensors(met, changes, left.leaves, outputs)
         tracked = any(o.requires_grad and not o.is_leaf for o in outputs) or bool(bases)
-        tracked = tracked or any(c.data == "tracked" for c in changes.values())
-        if wrote is not None and not sources:
-            refuse_hidden_backward([slot_of[id(t)] for t in self._inputs_written(slot_of)[wrote:]], failed)
-        lent = {s: o.view for s in stores for o in outputs if o.path == str(NewMemory(s)) and o.view is not None}
-        is_tracked = sources and tracked
-        refuse_stores(met, stores, changes, is_tracked, late, lent)
-        self.trace.forgotten.require_saved([*with_history, *map(lineage.current, made.values()), *leaves])
-        self.trace.forgotten.require_apart()
-        groups = tuple(group for group in groups if len(group.base.of) > 1 or group.base in changes)
-        self.trace.questions.lie(dict(named)[g.found.of] for g in groups if g.found.length and g.base in changes)
-        if self.trace.differentiates:
+        is_tracked = sources and (tracked or any(c.data == "tracked" for c in changes.values()))
+        refuse_stores(met, left.stores, changes, is_tracked, late, left.lent(outputs))
+        trace.forgotten.require_saved([*with_history, *map(lineage.current, left.made.values()), *left.leaves])
+        trace.forgotten.require_apart()
+        groups = tuple(group for group in met.groups if len(group.base.of) > 1 or group.base in changes)
+        named, gradients = met.named, left.gradients
+        trace.questions.lie(dict(named)[g.found.of] for g in groups if g.found.length and g.base in changes)
+        if trace.differentiates:
             for real in (t for slot, t in named if slot in changes and changes[slot].data == "tracked"):
-                self.trace.questions.ask(real, IS_VIEW)
+                trace.questions.ask(real, IS_VIEW)
         facts = Facts(
             kinds, captured, same_objects(named), groups, neighbours(without_subclasses(named)), changes, histories,
             outputs, tuple(bases), tuple(slot for slot, t in named if is_wrapper_subclass(t)), is_tracked,
-            {slot: lineage.how_given(t) for slot, t in moved.items()},
-            {slot: new is not None for slot, new in gradients.items()}, self._gradless(named, gradients),
-            self._leaves(named, gradients, read), switches, self.trace.draws.met,
-            tuple(asked for slot, t in named for asked in self.trace.questions.of(slot, t)), State(stores=tuple(kept)),
+            left.given, {slot: new is not None for slot, new in gradients.items()}, gradless(met, gradients),
+            leaves_of(met, gradients, read), switches, trace.draws.met,
+            tuple(asked for slot, t in named for asked in trace.questions.of(slot, t)), State(stores=tuple(left.kept)),
             tuple((slot, place) for slot, place, _ in self._inputs.state),
         )  # fmt: skip
         calls, computed, unheard = calls_of(self._passes.found, facts, named, self._mirrored)
         return evolve(
-            facts, reads=tuple(self.trace.reads.done) if self.trace.reads.allowed else None, backward_calls=calls,
+            facts, reads=tuple(trace.reads.done) if trace.reads.allowed else None, backward_calls=calls,
             itself=self._itself(captured), follows=follows, unrelated=by_slot(self._apart, named),
             leaves={**facts.leaves, **dict.fromkeys(computed, False)}, asked=(*facts.asked, *unheard),
-            result_gradients=result_gradients,
-            unlike_gradients=unlike_gradients(lineage, owners, {**gradients, **of_made}),
-            generators=tuple(self.trace.draws.named.values()),
-            has_custom_functions=self.trace.writes.met_custom_function,
+            result_gradients=tuple(left.of_made), unlike_gradients=left.unlike_gradients,
+            generators=tuple(trace.draws.named.values()), has_custom_functions=trace.writes.met_custom_function,
         )  # fmt: skip
