@@ -209,8 +209,13 @@ def _with_tangents(f: Fn, has_aux: bool, options: Options) -> Compiled:
 
 
 def _pushed(has_aux: bool, f: Fn) -> Fn:
-    """``torch.func.jvp`` with its option."""
-    return lambda primals, tangents: torch.func.jvp(f, primals, tangents, has_aux=has_aux)
+    """``torch.func.jvp`` with its option, of a point and a direction that are checked."""
+
+    def call(primals: Any, tangents: Any) -> Any:
+        require_tangents(f, as_given(primals), as_given(tangents))
+        return torch.func.jvp(f, primals, tangents, has_aux=has_aux)
+
+    return call
 
 
 def jvp_compiled(f: Fn, primals: Any, tangents: Any, has_aux: bool = False, **options: Any) -> Any:
@@ -221,7 +226,6 @@ def jvp_compiled(f: Fn, primals: Any, tangents: Any, has_aux: bool = False, **op
     What is compiled of ``f`` is kept for the 64 functions last named. Other keyword arguments are options
     (``fg.Options``).
     """
-    require_tangents(f, primals, tangents)
     return _with_tangents(f, has_aux, make_options(options))(primals, tangents)
 
 

@@ -16,15 +16,16 @@ from ..state.lines import user_line
 from ..torch_private.levels import raised_by_vmap, transform_active
 from ..torch_private.modes import saved_hooks_active
 from ..trees import flatten, require_same
-from .definition import argument_names, describe, require_differentiable
+from .definition import argument_names, describe, has_derivative, require_differentiable
 
 _NOT_A_PRIMAL = "make it a floating-point tensor, or close over it: lambda x: f(x, n)"
 
 
 def require_primals(f: Callable[..., Any], primals: Sequence[Any]) -> None:
     """Raise ``NonDifferentiableArgumentError`` for an argument that holds what has no derivative, or nothing."""
-    for name, primal in zip(argument_names(f, len(primals)), primals, strict=True):
-        require_leaves(primal, name, _NOT_A_PRIMAL)
+    for i, primal in enumerate(primals):
+        if not (isinstance(primal, Tensor) and has_derivative(primal)):  # names take time
+            require_leaves(primal, argument_names(f, len(primals))[i], _NOT_A_PRIMAL)
 
 
 def require_no_saved_hooks(what: str) -> None:
