@@ -1,5 +1,7 @@
 """The call key: what makes a call compile, what does not, and what a miss says."""
 
+import keyword
+
 import pytest
 import torch
 from attrs import frozen
@@ -265,3 +267,40 @@ def test_a_bool_tensor_beside_a_bool():
     x, mask = torch.randn(3), torch.tensor([True, False, True])
     assert torch.equal(c(x, mask, flag=True), torch.where(mask, x, 0.0) * 2)
     assert torch.equal(c(x, mask, flag=False), torch.where(mask, x, 0.0))
+
+
+NAMED = {
+    "draws": ("return torch.nn.functional.dropout(NAME, 0.5)", {"rng": "philox"}, None),
+    "writes": ("NAME.add_(1)\n    return NAME.t(), NAME * 2", {}, None),
+    "enters inference mode": ("with torch.inference_mode(): y = NAME * 2\n    return y", {}, None),
+    "comes to lie otherwise": ("NAME.t_(); NAME.mul_(2)\n    return NAME", {}, None),
+    "has a gradient": ("NAME.grad = NAME.detach() * 2\n    return NAME * 1", {}, None),
+    "is given memory": ("NAME.data = torch.ones(5)\n    return NAME * 1", {}, None),
+    "of sizes that vary": ("return NAME[: len(NAME) // 2] * len(NAME)", {"dynamic": True}, None),
+    "differentiated": ("return (NAME * NAME).sum()", {}, torch.func.grad),
+}
+
+
+@pytest.mark.parametrize("what", NAMED)
+def test_an_argument_may_have_the_name_of_what_a_printed_call_calls(what):
+    body, options, transform = NAMED[what]
+
+    def compiled(name):
+        space = {"torch": torch}
+        exec(f"def f({name}):\n    {body.replace('NAME', name)}", space)
+        return fg.jit(space["f"], **options)
+
+    def outcome(f):
+        torch.manual_seed(0)
+        x = torch.randn(3, 4)
+        return (f if transform is None else transform(f))(x), x, x.grad
+
+    expected = outcome(plain := compiled("x"))
+    call = plain.program(torch.ones(3, 4)).call
+    (code,) = (c for c in compile(call.text, "call", "exec").co_consts if hasattr(c, "co_varnames"))
+    assert "root" in call.names
+    for name in sorted({*call.names, *code.co_varnames, "storage_id", "unwrap_dead"}):
+        if name.isidentifier() and not keyword.iskeyword(name) and name != "torch":
+            found = outcome(compiled(name))
+            if options.get("rng") != "philox":
+                torch.testing.assert_close(found, expected, rtol=0, atol=0)

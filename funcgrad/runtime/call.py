@@ -67,9 +67,22 @@ def print_call(
     ``donation``: the inputs whose memory the kernel takes. ``lock`` is held by one that has effects: what it compares,
     reads, computes and writes back is one step to other threads. It returns ``MISS`` where the program does not fit.
     """
+    taken = set[str]() if around.joint.sizes is None else {*around.joint.sizes.symbols}
+    while True:
+        names = _Names(taken)
+        source = _printed(around, kernel, lock, donation, names)
+        hidden = names.given & source.names.keys()  # an argument has the name of what its call calls
+        if not hidden:
+            return source
+        taken |= hidden
+
+
+def _printed(
+    around: Around, kernel: Runnable, lock: AbstractContextManager[Any], donation: Donation | None, names: _Names
+) -> Source:
+    """The call with variables of these names."""
     key, facts, statements, joint = around.key, around.facts, around.statements, around.joint
     examples = around.examples
-    names = _Names(() if joint.sizes is None else joint.sizes.symbols)
     constants: dict[str, Any] = {"MISS": MISS, KERNEL: kernel, "root": around.root}
     otherwise = "return MISS"
     leaf_names = [names.fresh(path) for path in key.paths]
@@ -329,13 +342,10 @@ class _Names:
     """Fresh variable names that read like what they hold."""
 
     def __init__(self, taken: Iterable[str]) -> None:
-        own = "args kwargs root kernel lock value own seen MISS Tensor keys ambient AMBIENT family_of history holds"
-        own += " autocast enable_grad no_grad below_autograd as_strided bump_version versions_kept"
-        own += " with_history_of view_with_history_of with_dead_end fits sizes donation donated"
-        own += " overwrite Size bool_ absent still_answers Parameter go_on renew_history versions_of Tentative drawn"
-        own += " may_be_caught"
+        own = "args kwargs value own keys ambient holds sizes donated".split()  # other variables of a printed call
         dtypes = {str(v).removeprefix("torch.") for v in vars(torch).values() if isinstance(v, torch.dtype)}
-        self._used = {*taken, *own.split(), *dir(builtins), *dtypes, *_DEVICES, "math"}
+        self._used = {*taken, *own, *dir(builtins), *dtypes, *_DEVICES}
+        self.given = set[str]()
 
     def fresh(self, like: str) -> str:
         base = re.sub(r"[\W_]+", "_", like).strip("_") or "value"
@@ -345,4 +355,5 @@ class _Names:
         while name in self._used or not name.isidentifier() or keyword.iskeyword(name):
             name, i = f"{base}_{i}", i + 1
         self._used.add(name)
+        self.given.add(name)
         return name
