@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import linecache
+import re
+import types
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +16,7 @@ from .show.parts import Code, Doc, Text
 from .show.shown import Shown
 
 _numbers = itertools.count()
+_NAMED = types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type
 
 
 @frozen(eq=False, repr=False)
@@ -49,7 +52,7 @@ class Constants:
 
     def __call__(self, value: Any) -> str:
         if id(value) not in self._names:
-            self._names[id(value)] = f"constant_{len(self._names)}"
+            self._names[id(value)] = f"constant_{len(self._names)}_{_called(value)}"
             self._constants[self._names[id(value)]] = value
         return self._names[id(value)]
 
@@ -61,6 +64,17 @@ class Constants:
     def is_brought(self, value: Any) -> bool:
         """Whether a call brings what stands for it."""
         return id(value) in self._brought
+
+
+def _called(value: Any) -> str:
+    """What a constant is, for who reads its name."""
+    if isinstance(value, types.CodeType):
+        like = f"code_of_{value.co_name}"
+    elif type(value) is dict and isinstance(value.get("__name__"), str):
+        like = f"globals_of_{value['__name__']}"
+    else:
+        like = value.__name__ if isinstance(value, _NAMED) else type(value).__name__
+    return re.sub(r"\W+", "_", like).strip("_")
 
 
 def compile_function(source: Source) -> Any:

@@ -93,7 +93,7 @@ def call(args, kwargs):
     p_w, = args__0.values()
     if kwargs: return MISS
     try:
-        if constant_0.__code__ is not constant_1 and constant_2(constant_0.__code__) is not constant_1: return MISS
+        if constant_0_lambda.__code__ is not constant_1_code_of__lambda and constant_2_original(constant_0_lambda.__code__) is not constant_1_code_of__lambda: return MISS
     except (AttributeError, KeyError, IndexError, ValueError, TypeError):
         return MISS
     if ambient() != AMBIENT: return MISS

@@ -304,3 +304,15 @@ def test_an_argument_may_have_the_name_of_what_a_printed_call_calls(what):
             found = outcome(compiled(name))
             if options.get("rng") != "philox":
                 torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["forward_launch0", "backward_launch0", "memory0", "empty", "over"])
+def test_an_argument_may_have_the_name_of_what_its_kernels_are_called(name):
+    space = {"torch": torch}
+    exec(f"def f({name}, y): return (torch.tanh({name} @ y.t()) @ {name}).sin() * {name}", space)
+    gradients = []
+    for called in (fg.jit(space["f"]), space["f"]):
+        x, y = (torch.linspace(-1, 1, 12).reshape(3, 4).requires_grad_() for _ in range(2))
+        called(x, y).sum().backward()
+        gradients.append((x.grad, y.grad))
+    torch.testing.assert_close(*gradients)

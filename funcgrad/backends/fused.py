@@ -298,7 +298,7 @@ def _launched(kernels: Kernels) -> Iterable[Extern | Launch]:
     graph = kernels.graph
     there = {n.name for n in graph.fx.nodes}
     readers = Counter(b.name for k in kernels.steps if isinstance(k, Kernel) for b in k.reads)
-    numbers = itertools.count()
+    names = (name for i in itertools.count() if (name := f"{graph.name}_launch{i}") not in there)
     for is_kernel, steps in itertools.groupby(kernels.steps, lambda step: isinstance(step, Kernel)):
         if not is_kernel:
             yield from (step for step in steps if isinstance(step, Extern))
@@ -310,7 +310,7 @@ def _launched(kernels: Kernels) -> Iterable[Extern | Launch]:
             b for name, b in written.items() if name not in there and reads[name] == readers[name] and is_static(b)
         ]
         checks = [b for b in scratch if b.name.startswith(CHECK)]
-        yield Launch(f"{graph.name}_launch{next(numbers)}", together, tuple(scratch), tuple(checks))
+        yield Launch(next(names), together, tuple(scratch), tuple(checks))
 
 
 def _with_memory(
