@@ -27,7 +27,7 @@ from ..graphs import (
     value_of,
     where_of,
 )
-from ..joint import Constant, Joint, Returned, Told
+from ..joint import Constant, Joint, Returned
 from ..slots import Final, Signature, Slot
 from ..state.conversions import converting_symbols, measuring_symbols
 from ..state.new_values import NewObject
@@ -39,6 +39,7 @@ from .backward import traced_with_backward
 from .facts import why_sizes_are_known
 from .inner import Inner, Ran, inputs_of
 from .modes import with_modes
+from .passages import NO_PASSAGES
 from .regions import whole
 from .results import PLAIN
 from .trace import Trace
@@ -117,20 +118,27 @@ def capture(
         inner.out_slot(o.path) if o.is_dynamic else _constant(o.constant if isinstance(v, NewObject) else v, inner)
         for o, v in zip(facts, ran.leaves, strict=False)
     )
-    symbols = trace.symbols
-    returned, sizes = Returned(ran.tree, leaves), symbols.of_sizes
+    symbols, passages = trace.symbols, trace.passages or NO_PASSAGES
     return Joint(
-        graph, returned, guards, names, sizes, trace.wrappings, symbols.by_value,
-        {} if trace.passages is None else trace.passages.together,
-        {} if trace.passages is None else trace.passages.reached,
-        Told() if trace.passages is None else trace.passages.told,
-        inner.signature.outs,
-        with_backward,
-        symbols.lines, tuple(trace.reads.done), trace.own_rule,
-        () if trace.passages is None else tuple(trace.passages.arrivals),
-        {} if trace.passages is None else trace.passages.through,
-        trace.watch is not None and trace.watch.catches,
-    )  # fmt: skip
+        graph,
+        Returned(ran.tree, leaves),
+        guards,
+        names,
+        sizes=symbols.of_sizes,
+        wrappings=trace.wrappings,
+        by_value=symbols.by_value,
+        together=passages.together,
+        reached=passages.reached,
+        told=passages.told,
+        outs=inner.signature.outs,
+        is_split=with_backward,
+        lines=symbols.lines,
+        reads=tuple(trace.reads.done),
+        own_rule=trace.own_rule,
+        arrivals=tuple(passages.arrivals),
+        through=passages.through,
+        catches=trace.watch is not None and trace.watch.catches,
+    )
 
 
 def _checked_inside(trace: Trace, guards: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:

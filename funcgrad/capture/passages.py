@@ -30,15 +30,15 @@ class Passages:
     graph inside is recorded, of which nothing is marked."""
 
     _node_of: Callable[[Tensor], fx.Node | None]
-    _found: dict[Any, Passage]
-    together: dict[Slot, frozenset[Slot]]
+    _found: dict[Any, Passage] = field(factory=dict)
+    together: dict[Slot, frozenset[Slot]] = field(factory=dict)
     """For each output those from which a backward pass runs some of the same nodes of which it frees something;
     nothing where all do."""
-    reached: dict[Slot, frozenset[Slot]]
+    reached: dict[Slot, frozenset[Slot]] = field(factory=dict)
     """The inputs to which some of the outputs do not lead, each with those that do."""
-    through: dict[Slot, frozenset[Slot]]
+    through: dict[Slot, frozenset[Slot]] = field(factory=dict)
     """The outputs through which passes from others go, each with these."""
-    told: Told
+    told: Told = field(factory=Told)
     absent: frozenset[Slot] = frozenset()
     """The outputs for which no gradient comes in, in the pass that is recorded."""
     arrivals: dict[Slot, None] = field(factory=dict)
@@ -221,3 +221,7 @@ def told_of(
         return frozenset(slot for i, (slot, _, _) in enumerate(ends) if mask >> i & 1)
 
     return Told(tuple(tuple(map(named, own)) for own in masks if len(own) > 1))
+
+
+NO_PASSAGES = Passages(lambda _: None)
+"""Of a function that is traced without a backward pass."""

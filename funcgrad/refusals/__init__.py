@@ -1,7 +1,7 @@
 """All that a trace refuses, one row each: the class of the error, what it says, and what to do instead.
 
 The tests read the rows (each has a call that comes to it, and a call as its fix says, which works), and so do the
-ceilings of random programs and ``docs/errors.md``.
+ceilings of random programs and ``docs/refusals.md``.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ from .captured import Around
 from .donation import Donation
 from .execute import Differentiable
 from .guard_rows import print_state
-from .key_guards import print_guards, symbol_values
+from .key_guards import print_key_guards, symbol_values
 from .tentative import Tentative
 
 _FEW, _MOST_SIZES = 8, 256
@@ -118,7 +118,7 @@ def _printed(
     if reads:
         lines += ["try:", *(f"    {line}" for line in reads), GONE_TEXT, f"    {otherwise}"]
     inner_names: dict[str, str] = {}
-    lines += print_guards(key, leaf_names, captured_names, examples, constants, otherwise, names.fresh, inner_names)
+    lines += print_key_guards(key, leaf_names, captured_names, examples, constants, otherwise, names.fresh, inner_names)
     paths = dict(zip(key.paths, leaf_names, strict=True)) | {str(slot): name for slot, name in numbers.items()}
     lines += _print_conditions(joint, paths, constants, otherwise)
     variables = arguments | numbers | {c.slot: name for c, name in zip(facts.captured, captured_names, strict=True)}

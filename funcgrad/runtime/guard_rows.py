@@ -28,7 +28,7 @@ from ..source import Constants
 from ..state.guards import Guard
 from ..state.places import MISSING, Place
 from ..state.renewed import Brought
-from ..state.state import print_guards
+from ..state.state import print_state_guards
 
 FEWEST = 32
 """To call C takes as long as this many lines of Python, or fewer."""
@@ -143,13 +143,13 @@ def print_state(
 ) -> list[str]:
     """Python lines that run ``otherwise`` where a guard does not hold; what they raise means so, too."""
     if (rows := GuardRows.among(guards, constant.is_brought)) is None:
-        return print_guards(guards, constant, otherwise, brought)
+        return print_state_guards(guards, constant, otherwise, brought)
     compared = set(map(id, rows.guards))
     others = [guard for guard in guards if id(guard) not in compared]
     aside = f"  # {len(compared)} guards on Python state, compared in C"
     return [
         f"if {constant(rows.are_broken)}(): {otherwise}{aside}",
-        *print_guards(others, constant, otherwise, brought),
+        *print_state_guards(others, constant, otherwise, brought),
     ]
 
 

@@ -19,15 +19,20 @@ from torch import Tensor
 
 from ..autograd_state import family_of
 from ..capture.autocast import Autocast, autocast_now
+from ..capture.facts import Facts
 from ..capture.hidden import Itself, comparable
-from ..capture.inputs import Symbolic
+from ..capture.inputs import Inputs, Symbolic
+from ..capture.memory import history
+from ..capture.questions import answer_of
 from ..errors import ArgumentError
 from ..show.parts import Doc, Table
 from ..show.shown import Shown
+from ..slots import Captured
 from ..state.places import Place
 from ..state.unread import KINDS as UNREAD
 from ..state.unread import is_unread
 from ..state.values import is_plain
+from ..subclasses import with_inner
 from ..symbolic.sizes import Sizes
 from ..torch_private.modes import function_modes
 from ..torch_private.operators import sdpa_flags
@@ -291,6 +296,28 @@ def aliasing(tensors: Sequence[Tensor], anyhow: Collection[int] | None) -> tuple
         lies = (tuple(base.shape), base.stride(), int(base.storage_offset()), base.requires_grad, base.is_leaf)
         pattern.append((first, same, family, itself, int(t.storage_offset()), lies))
     return tuple(pattern)
+
+
+def key_of(inputs: Inputs, captured: Sequence[tuple[Captured, Tensor]], facts: Facts) -> CallKey:
+    """The key of a call with these inputs, of a function that closes over ``captured`` and does what facts say."""
+    paths = tuple(slot.path for slot in inputs.slots)
+    brought = facts.state.brought.arguments
+    leaves = tuple(
+        DynamicSpec(brought[path]) if type(leaf) is brought.get(path) else spec_of(leaf, path)
+        for leaf, path in zip(inputs.leaves, paths, strict=True)
+    )
+    outer = [leaf for leaf in inputs.leaves if isinstance(leaf, Tensor)] + [t for _, t in captured]
+    tensors = [t for one in outer for t in with_inner(one)]
+    specs = tuple((str(slot), spec_of(t, str(slot))) for slot, t in captured)
+    values = dict(zip(inputs.slots, inputs.leaves, strict=True)) | dict(captured)
+    histories = tuple(
+        (str(slot), history(values[slot])) for slot in facts.histories if isinstance(values.get(slot), Tensor)
+    )
+    known = [(a, values[a.slot]) for a in facts.asked if isinstance(values.get(a.slot), Tensor)]
+    asked = tuple((str(a.slot), a.question, answer_of(a.question, t)) for a, t in known)
+    anyhow = {id(values[s]) for group in facts.neighbours if facts.lie_anyhow(group) for s in group if s in values}  # type: ignore[index]
+    aliases = aliasing(tensors, anyhow)
+    return CallKey(inputs.names, inputs.tree, paths, leaves, specs, aliases, Ambient.now(), histories, asked)
 
 
 def flatten_call(

@@ -24,7 +24,7 @@ from .holds import holds, still_answers
 from .key import CallKey, Dim, DynamicSpec, SubclassSpec, TensorSpec, ambient
 
 
-def print_guards(
+def print_key_guards(
     key: CallKey,
     names: Sequence[str],
     captured_names: Sequence[str],

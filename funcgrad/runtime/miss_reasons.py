@@ -14,40 +14,14 @@ from attrs import evolve
 from torch import Tensor
 
 from ..autograd_state import gradient_of, lead_to
-from ..capture.facts import Facts
 from ..capture.inputs import Inputs
-from ..capture.memory import history
-from ..capture.questions import answer_of
 from ..joint import Broken
 from ..slots import Captured
 from ..state.places import GONE, Place
 from ..state.renewed import Now
 from ..state.state import of_numbers, writes_to
-from ..subclasses import with_inner
-from .key import Ambient, CallKey, Difference, DynamicSpec, StaticSpec, aliasing, explain, sizes_in, spec_of
+from .key import Difference, StaticSpec, explain, key_of, sizes_in
 from .program import Program
-
-
-def key_of(inputs: Inputs, captured: Sequence[tuple[Captured, Tensor]], facts: Facts) -> CallKey:
-    """The key of a call with these inputs, of a function that closes over ``captured`` and does what facts say."""
-    paths = tuple(slot.path for slot in inputs.slots)
-    brought = facts.state.brought.arguments
-    leaves = tuple(
-        DynamicSpec(brought[path]) if type(leaf) is brought.get(path) else spec_of(leaf, path)
-        for leaf, path in zip(inputs.leaves, paths, strict=True)
-    )
-    outer = [leaf for leaf in inputs.leaves if isinstance(leaf, Tensor)] + [t for _, t in captured]
-    tensors = [t for one in outer for t in with_inner(one)]
-    specs = tuple((str(slot), spec_of(t, str(slot))) for slot, t in captured)
-    values = dict(zip(inputs.slots, inputs.leaves, strict=True)) | dict(captured)
-    histories = tuple(
-        (str(slot), history(values[slot])) for slot in facts.histories if isinstance(values.get(slot), Tensor)
-    )
-    known = [(a, values[a.slot]) for a in facts.asked if isinstance(values.get(a.slot), Tensor)]
-    asked = tuple((str(a.slot), a.question, answer_of(a.question, t)) for a, t in known)
-    anyhow = {id(values[s]) for group in facts.neighbours if facts.lie_anyhow(group) for s in group if s in values}  # type: ignore[index]
-    aliases = aliasing(tensors, anyhow)
-    return CallKey(inputs.names, inputs.tree, paths, leaves, specs, aliases, Ambient.now(), histories, asked)
 
 
 def captured_by(program: Program, inputs: Inputs, now: Now) -> list[tuple[Captured, Any]]:

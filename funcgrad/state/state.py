@@ -185,7 +185,7 @@ def _on_numbers(places: Mapping[Any, Place], was: Any, now: Any) -> list[Guard]:
     return found
 
 
-def print_guards(
+def print_state_guards(
     guards: Sequence[Guard], constant: Constant, otherwise: str, brought: Brought | None = None
 ) -> list[str]:
     """Python lines that run ``otherwise`` where a guard does not hold; what they raise means so, too."""

@@ -31,8 +31,7 @@ from ..layers.stack import inner_signature, inner_values, outer_signature, plan_
 from ..levels import level_of_call
 from ..options import Options
 from ..runtime.captured import CapturedCall
-from ..runtime.key import with_sizes
-from ..runtime.miss_reasons import key_of
+from ..runtime.key import key_of, with_sizes
 from ..stages import Stages
 from ..state.lines import warn
 from ..state.renewed import Brought

@@ -26,10 +26,6 @@ from ..capture.inputs import Inputs
 from ..capture.source_location import is_of_function, user_line_of
 from ..capture.tape import RaisedByValues
 from ..errors import (
-    DataDependentShapeError,
-    FuncgradError,
-    ReadsWarning,
-    RecompileWarning,
     RetraceError,
     initialises,
     uninitialized_in,
@@ -64,47 +60,18 @@ from ..runtime.varying import (
 )
 from ..slots import Signature
 from ..stages import Stages
-from ..state.lines import warn
 from ..state.unread import read_of
 from ..symbolic.sizes import SizeError
 from ..torch_private.modes import modes_entered, outside_dispatch_modes, saved_as_they_are
 from .arguments import take_apart
 from .capturing import capture_call
 from .definition import Definition, definition_line, name_of
-from .paths import PathsLeft, differs, paths_to_try, with_numbers
+from .eager_calls import EagerCalls
+from .paths import PathsLeft, paths_to_try, with_numbers
 from .peel import Printed
 
 _ATTEMPTS = 4
 """How often a call compiles before it is said that its program does not fit it."""
-
-_PATHS = 16
-"""So many paths through a function, by values that Python reads, have programs; calls that take others run in eager
-PyTorch."""
-
-_TOO_MANY_PATHS = (
-    "{} reads values of tensors, and took more than {} paths by what they are, the last of them in eager PyTorch: {}. "
-    "Compute with tensors "
-    "there (torch.where, torch.cond), print tensors and not what is read of them, or let the value be an argument."
-)
-
-_LOST_PATH = (
-    "{} reads values of tensors that rounding decides, which kernels do otherwise than eager PyTorch: on the path "
-    "they found, it raises {} "
-    '({}). This call ran in eager PyTorch; compile with numerics="eager", or in double precision.'
-)
-
-_FIRST_AGAIN = (
-    "{} has made a parameter, another leaf, or a hook of a module, where there was none, in {} calls, each of which "
-    "ran in eager PyTorch, the last one for {}. Make it where the object is made."
-)
-_CAUGHT_AGAIN = (
-    "{} has caught what an operation raised for the values it was given in {} calls, each of which ran in eager "
-    "PyTorch. Ask for what makes it raise first (torch.linalg.cholesky_ex, an index that is compared with the size)."
-)
-_UNKNOWN_AGAIN = (
-    "{} has run in eager PyTorch for {} calls, the last one as {} was given arguments as never before, and nothing "
-    "says how its result looks then. Say it: fg.opaque(f, like=...)."
-)
 
 _no_retrace: ContextVar[bool] = ContextVar("funcgrad_no_retrace", default=False)
 
@@ -135,16 +102,13 @@ class Programs(abc.ABC):
         self._recompiles = Recompiles()
         self._why_static = ""
         self._paths_left = PathsLeft()
-        self._is_warned_of_paths = False
-        self._lost_paths = 0
-        self._firsts = 0
-        self._caught = 0
         self._not_symbolic: set[tuple[Symbol, Any]] = set()
         self._texts_read: frozenset[str] = frozenset()
         """The paths of the texts among the arguments that the function may read, where calls bring others."""
         self._no_sizes: set[Any] = set()
         """By what shares memory, where the function does not trace with numbers as sizes."""
         self.__name__ = name_of(definition.root)
+        self._eager_calls = EagerCalls(self.__name__)
         self.__doc__ = getattr(definition.root, "__doc__", None)
         self.__wrapped__ = definition.root
         self.__module__ = getattr(definition.root, "__module__", type(self).__module__)
@@ -243,7 +207,7 @@ class Programs(abc.ABC):
         else:
             raise AssertionError(f"a fresh program does not fit its own arguments:\n{program.call}")
         result = self._definition(*args, **kwargs)  # which may catch what was raised
-        self._note_caught()
+        self._eager_calls.caught()
         return result
 
     def _may_be_caught(self, error: Exception) -> bool:
@@ -253,25 +217,19 @@ class Programs(abc.ABC):
         has_happened = any(program.joint.calls_opaque for program in programs)
         return self._definition.replays and not has_happened and any(p.may_be_caught(error) for p in programs)
 
-    def _note_caught(self) -> None:
-        """The function has caught what an operation raised for the values of a call. One that does so again and again
-        says so."""
-        self._caught += 1
-        log(1, f"{self.__name__} has run in eager PyTorch: it caught what an operation raised")
-        if self._caught == _PATHS:
-            warn(_CAUGHT_AGAIN.format(self.__name__, _PATHS), ReadsWarning)
-
     def _program_or_error(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path
     ) -> Program | Exception | RaisedByValues | None:
-        """A program for a call in which Python reads ``path`` first; or why eager PyTorch is to make this call: what
-        the function itself raised while it was traced, or an operator for the values of this call, a first call that
-        makes what lacks; None where there are too many paths."""
+        """A program for a call in which Python reads ``path`` first. Or why eager PyTorch makes this call instead: what
+        the function raised while it was traced; ``RaisedByValues``, what an operator raised for the values of this
+        call (a singular matrix); what says that this call makes a parameter, or another leaf, which the next one
+        finds; None, where programs are there for as many paths as may be."""
         with outside_levels():
             inputs = take_apart(self._definition, self._options, args, kwargs)
-            # a derivative of a program has no other way to run
-            if path and self._definition.replays and self._has_too_many_paths(inputs):
-                return None
+            if path and self._definition.replays:  # a derivative of a program has no other way to run
+                reads = (program.joint.reads for program in self._cache.programs if not why_not(program, inputs))
+                if self._eager_calls.on_too_many_paths(list(filter(None, reads))):
+                    return None
             try:
                 return self._compile_and_keep(inputs, path)
             except RaisedByValues as raised:
@@ -288,10 +246,10 @@ class Programs(abc.ABC):
                 raise
 
     def _rerun_eagerly(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path) -> Any:
-        """The function raised while it was traced: run it in eager PyTorch, which raises the caller's own error and
-        leaves what was written, and drawn, before. If it raises none, return the result on a path that kernels
-        found, which round otherwise, and of a first call that has made parameters; else
-        raise ``TraceError``."""
+        """The function raised ``error`` while it was traced: eager PyTorch raises the caller's own, and leaves what was
+        written, and drawn, before it. Where it raises none, its result is that of the call if there is a reason for the
+        difference: the call made a parameter (``initialises``), or it was traced on a path that kernels found, which
+        round otherwise. Else the trace was wrong: ``TraceError``."""
         result = self._definition(*args, **kwargs)
         if (made := uninitialized_in(error)) is not None:
             if isinstance(made, Tensor) and is_lazy(made):
@@ -299,40 +257,12 @@ class Programs(abc.ABC):
             log(1, f"{self.__name__} has run in eager PyTorch: it has initialised a lazy module")
             return result
         if initialises(error):
-            self._note_first(error)
+            self._eager_calls.first(error)
             return result
         if path:
-            self._lost_paths += 1
-            warn(_LOST_PATH.format(self.__name__, type(error).__name__, user_line_of(error)), ReadsWarning)
+            self._eager_calls.lost_path(error)
             return result
         raise refusals.RAISES_IN_TRACE(type(error).__name__, error, where=user_line_of(error)) from error
-
-    def _note_first(self, error: Exception) -> None:
-        """A call has made a parameter, another leaf, or a hook, where there was none, or has shown how the result of an
-        opaque call looks, and has run in eager PyTorch. One that does so again and again says so."""
-        where = error.where if isinstance(error, FuncgradError) else None
-        is_opaque = isinstance(error, DataDependentShapeError)
-        self._firsts += 1
-        why = error.what if is_opaque else f"it has made {where}, where there was none"  # type: ignore[attr-defined]
-        log(1, f"{self.__name__} has run in eager PyTorch: {why}")
-        if self._firsts == _PATHS:
-            message = (_UNKNOWN_AGAIN if is_opaque else _FIRST_AGAIN).format(self.__name__, _PATHS, where)
-            warn(message, RecompileWarning)
-
-    def _has_too_many_paths(self, inputs: Inputs) -> bool:
-        """Whether programs are there for as many paths as may be; says so once."""
-        paths = [
-            program.joint.reads
-            for program in self._cache.programs
-            if program.joint.reads and not why_not(program, inputs)
-        ]
-        if len(paths) + self._lost_paths < _PATHS:
-            return False
-        if not self._is_warned_of_paths:
-            self._is_warned_of_paths = True
-            lines = dict.fromkeys(str(read.where) for reads in paths for read in reads if differs(read, paths))
-            warn(_TOO_MANY_PATHS.format(self.__name__, _PATHS, ", ".join(lines)), ReadsWarning)
-        return True
 
     def _program_for(self, inputs: Inputs) -> Program:
         """The program of a call with these inputs; compiles it if needed."""
