@@ -89,7 +89,7 @@ def compile_joint(joint: Joint, options: Options, stages: Stages | None = None, 
     return build_all(partition_joint(joint, options, clock, where), clock)
 
 
-def partition_joint(joint: Joint, options: Options, stages: Stages, where: str | None = None) -> Partitioned:
+def partition_joint(joint: Joint, options: Options, stages: Stages, where: str | None) -> Partitioned:
     """The first stages of ``compile_joint``: what follows from the graph, before any kernel is made."""
     backend = choose_backend(options, joint.graph)
     with stages("passes"):

@@ -103,6 +103,8 @@ class DryRun:
         gradients = {id(t.grad) for _, t in self._reals if t.is_leaf}  # these are what their owners are asked for
         self._asked_for = frozenset(map(id, known.themselves))
         self._themselves = self._asked_for - gradients
+        self.watch: Watch
+        """From when it runs."""
         self._mirrored: dict[int, Mirrored] = {}
         self._handles: list[RemovableHandle] = []
         self._left: Written | None = None

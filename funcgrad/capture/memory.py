@@ -125,7 +125,7 @@ def entangled(named: Named) -> dict[Arg | Captured, Arg | Captured]:
     return found
 
 
-def overlaps(named: Named, freed: frozenset[int] = frozenset(), around: Mapping[int, int] = {}) -> tuple[Overlap, ...]:
+def overlaps(named: Named, freed: frozenset[int], around: Mapping[int, int]) -> tuple[Overlap, ...]:
     """For each storage, the distinct objects that overlap with another, or with themselves; or all, where memory
     ``around`` one of them (by identity) is looked at: so many elements of the storage.
 

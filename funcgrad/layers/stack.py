@@ -50,7 +50,7 @@ def outer_signature(facts: Facts, out_slot: Callable[[str], Slot]) -> Signature:
 
 
 def plan_layers(
-    outer: Signature, facts: Facts, autocast_devices: tuple[str, ...], needs_grad_mode: bool, at_level: bool = False
+    outer: Signature, facts: Facts, autocast_devices: tuple[str, ...], needs_grad_mode: bool, at_level: bool
 ) -> tuple[Layer, ...]:
     """One layer for each fact that asks for one: none for a pure function of distinct tensors. ``at_level``: the kernel
     says itself what is tracked, in forward mode, too."""

@@ -164,7 +164,9 @@ def _mapped(
     """What runs a backward half, or what is narrowed of it, under a vmap; None for one that does more than compute."""
 
     def mapped(graph: Graph) -> Callable[[list[Any]], Sequence[Any]]:
-        half = pullback.derived(("mapped", graph), lambda: HalfAlone(root=root, graph=_at_level(graph)))
+        half = pullback.derived(
+            ("mapped", graph), lambda: HalfAlone(root=root, graph=_at_level(graph)), of_results=True
+        )
         return lambda values: half(*values)  # type: ignore[no-any-return]
 
     return None if _has_effects(backward, {require_of_autograd}) else mapped

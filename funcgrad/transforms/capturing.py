@@ -45,9 +45,7 @@ _AUTOCAST_UNSAID = (
 )
 
 
-def capture_call(
-    definition: Definition, inputs: Inputs, options: Options, stages: Stages, path: Path = ()
-) -> CapturedCall:
+def capture_call(definition: Definition, inputs: Inputs, options: Options, stages: Stages, path: Path) -> CapturedCall:
     """``path``: what Python reads first of the values of tensors, whatever they are now."""
     varying = frozenset[str]()
     while True:

@@ -222,10 +222,12 @@ class ReverseRule:
             return self.compiled.derived(
                 ("backward", self.tracked, active),
                 lambda: backward_half(of.of_outputs(active), self.tracked, self.n, half.n_before - self.n),
+                of_results=True,
             )
         n = self.n if self.places is None else len(self.places)
         key = "pull", self.wrt, active, self.places
-        found: Programs = self.compiled.derived(key, lambda: pulled_back(self.of, n, self.wrt, active))
+        make = functools.partial(pulled_back, self.of, n, self.wrt, active)
+        found: Programs = self.compiled.derived(key, make, of_results=True)
         return found
 
 
@@ -269,7 +271,8 @@ def _new_rule(compiled: Programs, tracked: tuple[int, ...], n: int, opaque: bool
         half = ForwardHalf(of=definition)
         forward = compiled.derived("forward", lambda: half)
         n_saved = half.n_outs - definition.n_outs
-        backward = compiled.derived(("backward", tracked), lambda: backward_half(definition, tracked, n, n_saved))
+        make = functools.partial(backward_half, definition, tracked, n, n_saved)
+        backward = compiled.derived(("backward", tracked), make, of_results=True)
     elif (reverse := definition.reversed()) is not definition:
         forward = compiled.derived("reversed", lambda: reverse)
     late, requires_path = None, False

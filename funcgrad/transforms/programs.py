@@ -144,15 +144,16 @@ class Programs(abc.ABC):
         """What is compiled, in plain PyTorch."""
         return self._definition
 
-    def derived(self, key: Any, make: Callable[[], Definition]) -> Programs:
-        """The compiled function of a definition made of this one's, once."""
+    def derived(self, key: Any, make: Callable[[], Definition], of_results: bool = False) -> Programs:
+        """The compiled function of a definition made of this one's, once. ``of_results``: there may be one for each
+        choice of results that backward comes from, and of a kind (the beginning of ``key``) a few are kept."""
         found = self._derived.get(key)
         if found is None:
             definition = make()
             # at a level the arguments are the same
             options = self._options if definition.at_level else self._options.of_derived
             found = self._derived.setdefault(key, self.compiled_of(definition, options))
-            if key[0] in ("backward", "pull", "mapped"):  # from other results each time
+            if of_results:
                 halves = [k for k in list(self._derived) if k[0] == key[0]]
                 warn_of_many(len(halves), self.__name__)
                 for oldest in halves[:-AT_MOST]:
@@ -293,7 +294,7 @@ class Programs(abc.ABC):
             at = first_float(program, at + 1)
         return program
 
-    def _compile_and_keep(self, inputs: Inputs, path: Path = ()) -> Program:
+    def _compile_and_keep(self, inputs: Inputs, path: Path) -> Program:
         if path:
             nearest = f"Python reads {path[-1]!r} of a value, which is another path"
         else:
