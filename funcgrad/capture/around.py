@@ -30,7 +30,7 @@ def room_for(trace: Trace, tensor: Tensor) -> int:
     known, real = _input(trace, tensor)
     with without_function_modes():  # a custom Function's write asks by torch's own code, which runs inside these
         room = unwrap_transform(known if real is None else real).untyped_storage().nbytes()
-    return max(room, trace.around.get(id(real), 0) * tensor.element_size())
+    return max(room, trace.memory_around.get(id(real), 0) * tensor.element_size())
 
 
 def with_memory_of(trace: Trace, tensor: Tensor, look: Geometry) -> None:
@@ -64,5 +64,5 @@ def with_memory_looked_at(trace: Trace, named: Sequence[tuple[Any, Tensor]], wri
 def _start_again(trace: Trace, real: Tensor, needed: int) -> None:
     """Returns where it is of no use: where autograd, or a class, would have to know what lies around."""
     is_plain = not (is_transform_wrapper(real) or is_wrapper_subclass(real) or real.requires_grad)
-    if is_plain and trace.around.get(id(real), 0) < needed:
+    if is_plain and trace.memory_around.get(id(real), 0) < needed:
         raise Restart(Known((real,) if id(real) in trace.captured else (), around={id(real): needed}))

@@ -95,11 +95,20 @@ class Surroundings:
 class DryRun:
     """One run on stand-ins that mirror the real tensors. ``saved``: see ``Trace.saved_outside``."""
 
-    def __init__(self, around: Surroundings, known: Known, saved: dict[int, Tensor]) -> None:
-        self._inputs, self._grad, self._out_slot, self._known = around.inputs, around.grad, around.out_slot, known
-        self._splits, self._replays, self._hands_over = around.splits, around.replays, around.hands_over
+    def __init__(self, surroundings: Surroundings, known: Known, saved: dict[int, Tensor]) -> None:
+        self._inputs, self._grad, self._out_slot, self._known = (
+            surroundings.inputs,
+            surroundings.grad,
+            surroundings.out_slot,
+            known,
+        )
+        self._splits, self._replays, self._hands_over = (
+            surroundings.splits,
+            surroundings.replays,
+            surroundings.hands_over,
+        )
         captured = ((f"captured {i}", t) for i, t in enumerate(known.tensors))
-        self._reals: list[tuple[Any, Tensor]] = [*around.inputs.tensors, *captured]
+        self._reals: list[tuple[Any, Tensor]] = [*surroundings.inputs.tensors, *captured]
         gradients = {id(t.grad) for _, t in self._reals if t.is_leaf}  # these are what their owners are asked for
         self._asked_for = frozenset(map(id, known.themselves))
         self._themselves = self._asked_for - gradients
@@ -113,13 +122,15 @@ class DryRun:
         self._backward_writes = False
         self._read_in_forward = set[int]()
         """The captured tensors that forward reads, by identity."""
-        trace = Trace(record=False, backward_autocast=None, rng=around.rng, stand_in_for=self._meet, path=around.path)
+        trace = Trace(
+            record=False, backward_autocast=None, rng=surroundings.rng, stand_in_for=self._meet, path=surroundings.path
+        )
         self.trace = with_modes(trace)
-        trace.at_level, trace.varying = around.at_level, around.varying
+        trace.at_level, trace.varying = surroundings.at_level, surroundings.varying
         # what a pullback runs again knows the answers
-        trace.ignores_requires_grad = not around.grad and (around.splits or around.replays)
-        trace.enables_grad_itself = not around.splits
-        trace.saved_outside, trace.around = saved, dict(known.around)
+        trace.ignores_requires_grad = not surroundings.grad and (surroundings.splits or surroundings.replays)
+        trace.enables_grad_itself = not surroundings.splits
+        trace.saved_outside, trace.memory_around = saved, dict(known.around)
         trace.hooks.begin(() if known.hooks_write else None)
         trace.writes.heard = lambda written: require_kept_by_none(self.watch.caches, written)
         self._passes = Passes()
@@ -330,7 +341,9 @@ class DryRun:
     def _met(self, root: Callable[..., Any]) -> tuple[tuple[CapturedTensor, ...], Met]:
         """The captured tensors met so far, and all inputs."""
         captured, named = self._named(root)
-        return captured, Met(self.trace, named, self._mirrored, overlaps(named, self._passes.freed, self.trace.around))
+        return captured, Met(
+            self.trace, named, self._mirrored, overlaps(named, self._passes.freed, self.trace.memory_around)
+        )
 
     def _written_in_backward(self, met: Met, left: LeftBehind, sources: bool) -> list[Tensor]:
         """Run backward, and say what it writes to of the memory that inputs are given; see ``_run_backward``. Raises

@@ -120,9 +120,9 @@ def mirror(trace: Trace, named: Sequence[tuple[Hashable, Tensor]], grad: bool) -
     reals = {slot: tensor for slot, tensor in named}
     for group in neighbours(without_subclasses(named)):
         members = [(slot, reals[slot]) for slot in group]
-        found |= _mirror_together(trace, together(members, room_around(members, trace.around)), reals, grad)
+        found |= _mirror_together(trace, together(members, room_around(members, trace.memory_around)), reals, grad)
     for slot, tensor in named:
-        room = trace.around.get(id(tensor), 0)
+        room = trace.memory_around.get(id(tensor), 0)
         if id(tensor) not in found and not is_wrapper_subclass(tensor) and (room or overlaps_itself(tensor)):
             found |= _mirror_together(trace, together([(slot, tensor)], room), reals, grad)  # type: ignore[list-item]
         elif id(tensor) not in found:

@@ -102,9 +102,10 @@ class Trace(Recorder):
         self.rereads: dict[int, tuple[Input, Tensor]] = {}
         self.reals: dict[int, Tensor] = {}
         self.inputs: set[int] = set()
-        self.around: dict[int, int] = {}
-        """How many elements of memory are needed around some inputs, by the identity of the real tensor; as many are
-        ``looked_around`` by a function that need not write to them."""
+        self.memory_around: dict[int, int] = {}
+        """How many elements of the memory that inputs lie in (``around.py``) a function needs that writes, or sizes
+        them, beyond their own, by the identity of the real tensor. ``looked_around``: the same of one that looks at
+        them (``x[0].as_strided((2,), (1,))``), which matters where anything there is written to."""
         self.looked_around: dict[int, int] = {}
         self.asked_for_gradient = list[Tensor]()
         self.given_gradient = list[Tensor]()
