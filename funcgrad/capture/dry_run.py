@@ -338,6 +338,13 @@ class DryRun:
             tracked[key_of[id(tensor)]] = tracked.get(key_of[id(tensor)], False) or flag
         return {key: self._mirrored[key].how_written(flag) for key, flag in tracked.items()}
 
+    def _untracked(self, met: Met, changed: Iterable[Source | Base]) -> frozenset[Source | Base]:
+        """See ``Facts``."""
+        seen: dict[Any, int] = {slot: id(own.seen) for slot, _, own in met.each}
+        heard = self.trace.lineage.written_with_grad(lambda t: id(t) in seen.values())
+        members = {slot: slot.of if isinstance(slot, Base) else (slot,) for slot in changed}
+        return frozenset(slot for slot, of in members.items() if heard.isdisjoint(seen[s] for s in of))
+
     def _met(self, root: Callable[..., Any]) -> tuple[tuple[CapturedTensor, ...], Met]:
         """The captured tensors met so far, and all inputs."""
         captured, named = self._named(root)
@@ -456,6 +463,7 @@ class DryRun:
             facts, reads=tuple(trace.reads.done) if trace.reads.allowed else None, backward_calls=calls,
             itself=self._itself(captured), follows=follows, unrelated=by_slot(self._apart, named),
             leaves={**facts.leaves, **dict.fromkeys(computed, False)}, asked=(*facts.asked, *unheard),
+            untracked=self._untracked(met, changes),
             result_gradients=tuple(left.of_made), unlike_gradients=left.unlike_gradients,
             generators=tuple(trace.draws.named.values()), has_custom_functions=trace.writes.met_custom_function,
         )  # fmt: skip

@@ -159,6 +159,8 @@ class Facts(Shown):
     """What the function made, returns, and has set the ``.grad`` of."""
     unlike_gradients: frozenset[Source | Out] = frozenset()
     """Those whose new gradient has other sizes, or another dtype, in the end than they have themselves."""
+    untracked: frozenset[Source | Base] = frozenset()
+    """What is written to with grad mode off, or through ``detach()``, each time: levels below hear of none."""
     generators: tuple[torch.Generator, ...] = ()
     """Those it names that are no default ones."""
     backward_writes: bool = False

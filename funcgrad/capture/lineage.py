@@ -42,6 +42,7 @@ class Lineage:
         self._ruled: set[int] = set()
         self._hooked: set[int] = set()
         self._written: list[tuple[Tensor, bool]] = []
+        self._written_with_grad: list[Tensor] = []
         self.variables: dict[int, Tensor] = {}
         """By identity, leaves that stand for what is differentiated, inside of a gradient alone."""
         self.frees_graph = False
@@ -72,12 +73,19 @@ class Lineage:
     def wrote(self, tensor: Tensor, tracked: bool) -> None:
         """Write down that a tensor was written to, and whether autograd could track it."""
         self._written.append((tensor, tracked))
+        if torch.is_grad_enabled():
+            self._written_with_grad.append(tensor)
 
     def written(self, known: Callable[[Tensor], bool]) -> list[tuple[Tensor, bool]]:
         """The ``known`` tensors that were written to, themselves or through a view; tracked or not. Through
         ``detach``, none is."""
         paths = [(*self.path(t, known, True)[:2], tracked) for t, tracked in self._written]
         return [(root, tracked and not detaches(steps)) for root, steps, tracked in paths if known(root)]
+
+    def written_with_grad(self, known: Callable[[Tensor], bool]) -> set[int]:
+        """The ``known`` tensors that were written to in grad mode, as ``written`` has them, by identity."""
+        paths = (self.path(t, known, True)[:2] for t in self._written_with_grad)
+        return {id(root) for root, steps in paths if known(root) and not detaches(steps)}
 
     def strided_and_written(self, tensor: Tensor) -> Iterator[Tensor]:
         """What was written to, and tracked, through an ``as_strided`` view of a tensor."""

@@ -105,18 +105,23 @@ def inner_values(statements: Iterable[Statement], inputs: Inputs, facts: Facts) 
     raise AssertionError("statements without a kernel")
 
 
-def writing_at_level(layers: tuple[Layer, ...], reals: Mapping[Any, Tensor], level: int) -> tuple[Layer, ...]:
+def writing_at_level(
+    layers: tuple[Layer, ...], reals: Mapping[Any, Tensor], facts: Facts, level: int
+) -> tuple[Layer, ...]:
     """The layers of a program at a level of torch.func: tensors that belong to none are written to below it. At that of
-    duals (-1), all are written to with their tangents."""
+    duals (-1), all are written to with their tangents; at others, those that are written to with grad mode off, which
+    levels below may track."""
 
     def at_level(effect: Effect) -> Effect:
         if not isinstance(effect, CopyBack):
             return effect
         if level < 0:
             return evolve(effect, by="copy_" if effect.how == "unversioned" or effect.is_subclass else "write_dual")
-        return evolve(
-            effect, by="write_below" if effect.target in reals and is_below(reals[effect.target]) else "copy_"
-        )
+        if effect.target in reals and is_below(reals[effect.target]):
+            return evolve(effect, by="write_below")
+        if effect.how == "plain" and effect.target in facts.untracked and not effect.is_subclass:
+            return evolve(effect, by="write_dual", how="detached")
+        return evolve(effect, by="copy_")
 
     return tuple(evolve(layer, effects=tuple(map(at_level, layer.effects))) for layer in layers)
 

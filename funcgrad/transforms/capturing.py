@@ -83,7 +83,7 @@ def _captured(
         outer = outer_signature(facts, definition.out_slot)
         layers = plan_layers(outer, facts, devices, not grad and not definition.splits, definition.at_level)
         if definition.at_level:
-            layers = writing_at_level(layers, dict([*inputs.tensors, *tensors.items()]), level_of_call())
+            layers = writing_at_level(layers, dict([*inputs.tensors, *tensors.items()]), facts, level_of_call())
         statements = statements_of(layers, outer)
         inner = Inner(
             definition, inputs.released(), facts.released(), inner_signature(outer, layers), inverse_of(statements),
