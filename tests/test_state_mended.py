@@ -1905,3 +1905,31 @@ def test_an_iterator_that_a_module_is_given_does_not_go_on():
         with pytest.raises(fg.ImpureFunctionError, match="iterator"):
             fg.jit(Scaled())(torch.ones(3), given)
     assert next(given.it) == 1
+
+
+COUNTED_ANEW = {
+    "an attribute": "host.n = 0\n    host.n += 1",
+    "an attribute by an alias": "own = host\n    own.n = 1\n    own.n += 1",
+    "in a loop": "host.n = 0\n    for _ in host.two: host.n += 1",
+    "in a branch that is not taken": "if len(host.two) > 2: host.n += 1\n    else: host.n = 1",
+    "a global": "global n\n    n = 0\n    n += 1",
+    "by a function": "count(host)",
+    "by a text": "exec('host.n = 0; host.n += 1', {'host': host})",
+    "and backwards": "host.n = 3\n    host.n -= 2",
+}
+
+
+@pytest.mark.parametrize("how", COUNTED_ANEW)
+def test_a_count_that_begins_anew_does_not_go_on(how):
+    """What is left after the call was taken for what was there and one more."""
+
+    def world():
+        space = {"host": types.SimpleNamespace(n=0, two=[1, 1]), "n": 0}
+        exec(f"def count(o):\n    o.n = 0\n    o.n += 1\ndef f(x):\n    {COUNTED_ANEW[how]}\n    return x * 2", space)
+        return space
+
+    ours, theirs = world(), world()
+    compiled = fg.jit(ours["f"])
+    for _ in range(4):
+        assert torch.equal(compiled(torch.ones(3)), theirs["f"](torch.ones(3)))
+        assert (ours["host"].n, ours["n"]) == (theirs["host"].n, theirs["n"])

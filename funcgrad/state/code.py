@@ -12,6 +12,7 @@ import dis
 import functools
 import itertools
 import types
+from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ _NO_OPERATION = {"CACHE", "EXTENDED_ARG", "PRECALL", "RESUME", "NOP", "NOT_TAKEN
 GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME"}
 ATTRIBUTE = {"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM"}
 CELL = {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
+LOADS = GLOBAL | ATTRIBUTE | CELL
 _IMPORTS = ("IMPORT_FROM", "STORE_", "SWAP", "POP_TOP")
 """What follows ``IMPORT_NAME`` of what is imported."""
 _CONSTANT = {"LOAD_CONST", "LOAD_SMALL_INT"}
@@ -69,6 +71,8 @@ class Mentions:
     strings: frozenset[str] = frozenset()
     stored: frozenset[str] = frozenset()
     assigned: frozenset[str] = frozenset()
+    replaced: frozenset[str] = frozenset()
+    """Attributes and variables that it gives another value than one that counts on."""
     uses: Mapping[str, frozenset[Use]] = {}
     used: frozenset[str] = frozenset()
     """Names with which more is done than to look at a class (``isinstance``, ``except``, ``super``, an attribute of
@@ -162,10 +166,13 @@ def mentions(code: types.CodeType) -> Mentions:
                 uses.setdefault(name, set()).add(Use((), "read"))
         if step.argval == "type" and step.opname in GLOBAL and not _reads_of_type(_Ahead(steps, at + 1)):
             found["types"].add("type")
-        if step.opname in GLOBAL | ATTRIBUTE | CELL:
+        if step.opname in LOADS:
             uses.setdefault(step.argval, set()).add(use_at(steps, at))
             if not _is_looked_at(steps, at):
                 found["used"].add(step.argval)
+    stores = Counter(step.argval for step in steps if step.opname in _GIVES_VALUE)
+    counts = Counter(step.argval for at, step in enumerate(steps) if step.opname in LOADS and _counts(steps, at))
+    found["replaced"] = {*(stores - counts)}
     texts, unseen = _texts(steps)
     strings = frozenset(c for c in code.co_consts if isinstance(c, str)).union(
         *(c for c in code.co_consts if _is_names(c))
@@ -227,6 +234,15 @@ _STORES = {
     "STORE_ATTR": "assigned",
     "DELETE_ATTR": "assigned",
 }
+
+
+_GIVES_VALUE = {"STORE_GLOBAL", "STORE_ATTR", "STORE_DEREF"}
+
+
+def _counts(steps: Sequence[dis.Instruction], at: int) -> bool:
+    """Whether the number that is loaded at ``at`` is increased in place, where it is."""
+    use = use_at(steps, at)
+    return use.then == "count" and not use.keys
 
 
 def _kind(opname: str) -> str | None:

@@ -243,6 +243,13 @@ def uses_of(name: str, said: Mentions) -> set[str] | None:
     return {"read" if then == "look" else then for use in said.uses[base] if (then := use.at(path)) is not None}
 
 
+def is_replaced(name: str, said: Mentions) -> bool:
+    """Whether code may give the attribute or variable that a reader calls ``name`` another value than one that counts
+    on."""
+    base, path = taken_apart(name)
+    return not path and base in said.replaced
+
+
 def only_grows(name: str, said: Mentions) -> bool:
     """Whether code only adds to the container that a reader calls ``name``, or puts another one in its place."""
     uses = uses_of(name, said)

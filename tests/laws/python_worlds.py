@@ -723,6 +723,7 @@ NAME$ = 'sin'
             "global LAST$\nLAST$ = y.detach()",
             "global COUNT$\nCOUNT$ += 1\ny = y * COUNT$",
             "global COUNT$\nCOUNT$ += 2\nif COUNT$ > 3:\n    y = y.sin()",
+            "global COUNT$\nCOUNT$ = 0\nCOUNT$ += 1",
         ),
         changes=(
             "GLOBAL$ = 2.5",
@@ -1669,6 +1670,7 @@ steps$ = Steps$()
             "@.history[@.step % 3] += @.step\n@.step += 1",
             "@.last, @.step = (@.step, y.detach() * @.step), @.step + 1",
             "@.step *= 3",
+            "@.step = 0\nfor _ in range(2):\n    @.step += 1",
         ),
         changes=(
             "@.step = 0",
