@@ -467,3 +467,32 @@ def test_memory_that_a_second_derivative_would_read_is_refused():
     w.data = torch.ones(2)
     with pytest.raises(fg.MutationError, match="other memory"):
         torch.autograd.grad(y.sum(), x, create_graph=True)
+
+
+KEPT = {
+    "cleared": "n = kept.get(tag, 0); kept.clear(); kept[tag] = n + 1",
+    "deleted": "kept[tag] = kept.get(tag, 0) + 1\n    for other in [*kept]:\n        if other != tag: del kept[other]",
+    "popped": "n = kept.pop(tag, 0.5); kept.clear(); kept[tag] = n + 0.5",
+    "a list": "rows.append(len(rows) + n[0])\n    if tag == 'q': rows.pop(); rows[:] = [n[0]]",
+}
+
+
+@pytest.mark.parametrize("how", KEPT)
+def test_a_backward_pass_of_pytorch_alone_reads_no_python_state(how):
+    """PyTorch makes named tuples in it, which was taken for code of the caller's; what the call had written to was
+    looked for again then."""
+
+    def run(jit):
+        space = {"kept": {}, "rows": [1.0], "n": [2]}
+        exec(f"def f(x, tag):\n    {KEPT[how]}\n    return x.sin() * (sum(kept.values()) + sum(rows))", space)
+        f, w, seen = jit(space["f"]), torch.ones(3, requires_grad=True), []
+        for tag in "pppqpq":
+            y = f(torch.ones(2, 3) * w, tag)
+            y.sum().backward()
+            seen += [y.detach(), w.grad.clone(), {**space["kept"]}, [*space["rows"]]]
+        return seen, f
+
+    (found, compiled), (expected, _) = run(fg.jit), run(lambda f: f)
+    torch.testing.assert_close(found, expected)
+    program = compiled.program(torch.ones(2, 3) * torch.ones(3, requires_grad=True), "p")
+    assert not program.facts.state.late

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import FuncgradError
 from ..state.lines import HERE, TORCH, is_user_file, short_name
-from ..state.names import LIBRARIES, package
+from ..state.names import RUN_BY_TRACING, package
 
 _ON_BEHALF = (
     "<frozen abc>",
@@ -18,8 +18,6 @@ _ON_BEHALF = (
 )
 """What asks for a class, or for a text, on behalf of who looks at it."""
 
-_OURS = LIBRARIES | {"sympy", "mpmath"}
-"""Packages whose code runs while a program is made, whatever the function does."""
 _PASSED_ON = tuple(
     os.path.join(*file)
     for file in (
@@ -87,6 +85,6 @@ def is_of_function(error: BaseException) -> bool:
     """Whether an error is the function's own, or PyTorch's in it: it came out of the caller's code, and is not what
     a trace refuses."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    own = any(package(frame.f_globals.get("__name__", "torch")) not in _OURS for frame in frames)
+    own = any(package(frame.f_globals.get("__name__", "torch")) not in RUN_BY_TRACING for frame in frames)
     own = own or any(frame.f_code.co_filename.endswith(_DEFINITIONS) for frame in frames)
     return own and not isinstance(error, FuncgradError) and not is_defect(error)

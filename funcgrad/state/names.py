@@ -23,6 +23,8 @@ from .places import MISSING
 
 LIBRARIES = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "funcgrad", "builtins", "attr", "attrs"}
 """Packages whose code is not looked into: what it keeps to itself is no part of a program."""
+RUN_BY_TRACING = LIBRARIES | {"torchgen", "sympy", "mpmath", "typing_extensions"}
+"""Those whose code runs while a program is made, whatever the function does."""
 _HAVE_OBJECTS = ("torch", "numpy", "funcgrad", "builtins", "typing")
 """Those of whose classes objects stand in modules of libraries."""
 _SITES = (

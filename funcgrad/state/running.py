@@ -10,6 +10,13 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from .lines import HERE
+from .names import RUN_BY_TRACING, package
+
+_IMPORTS = "<frozen importlib"
+_OF_NAMEDTUPLES = "namedtuple_"
+"""What makes objects of them runs in modules of their own, of such a name."""
+
 
 def may_be_heard() -> bool:
     """Whether nobody else hears of what runs in this thread: a debugger does, or what measures coverage."""
@@ -47,3 +54,14 @@ def hearing_of_code(begins: Callable[[types.FrameType], None]) -> Iterator[None]
             sys.settrace(None)
         gc.callbacks.remove(before)
         gc.callbacks.remove(after)
+
+
+def is_of_caller(frame: types.FrameType) -> bool:
+    """Whether code of the caller's begins, and not what tracing runs, or an import, which does so once in a process."""
+    name = str(frame.f_globals.get("__name__", ""))
+    if package(name) in RUN_BY_TRACING or name.startswith(_OF_NAMEDTUPLES):
+        return False
+    caller = frame.f_back
+    while caller is not None and not caller.f_code.co_filename.startswith((_IMPORTS, HERE)):
+        caller = caller.f_back
+    return caller is None or not caller.f_code.co_filename.startswith(_IMPORTS)

@@ -327,7 +327,7 @@ def _put_back(guard: Guard) -> Any:
     later = place.later_names if guard.how == "absent" else ()
     try:
         place.write(MISSING if guard.how == "absent" else was)
-    except AttributeError as error:  # a setting that nobody can set: the version of a file
+    except (AttributeError, IndexError) as error:  # the version of a file; an item of a list that has become shorter
         raise refusals.CHANGED_BEFORE_BACKWARD(place, guard.explain(), where=str(place)) from error
 
     def undo() -> None:

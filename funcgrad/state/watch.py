@@ -56,7 +56,7 @@ from .names import (
 from .places import MISSING, Place
 from .renamed import original
 from .restart import Known, Restart
-from .running import hearing_of_code, may_be_heard
+from .running import hearing_of_code, is_of_caller, may_be_heard
 from .values import copied, same
 
 Converting = Sequence[tuple[types.FunctionType, frozenset[str]]]
@@ -142,7 +142,7 @@ class Watch(Loggers):
 
         def note(frame: types.FrameType) -> None:
             ran.add(code := original(frame.f_code))
-            if late is not None and package(frame.f_globals.get("__name__")) not in LIBRARIES:
+            if late is not None and is_of_caller(frame):
                 late.add(code)
 
         with hearing_of_code(note):
