@@ -15,10 +15,11 @@ from attrs import frozen
 from torch import Tensor
 
 from ..errors import ArgumentError, OptionError
-from ..options import Options, make_options
+from ..options import make_options
 from ..torch_private.tensors import symbolic_zeros
 from ..trees import flatten, require_same, tree_map, unflatten
 from .chunks import Fitting, in_chunks
+from .closures import compiled_once
 from .compiled import Compiled
 from .containers import as_given, carried, of_given, over_carried
 from .decorator import OMITTED, applied
@@ -194,18 +195,15 @@ def _checked(
 
 # ── those that are called with the point they are taken at ───────────────────────────────────────────────────────────
 
-_KEPT = 64
-"""So many functions that are named again in each call keep what was compiled of them."""
 
+@frozen
+class _Pushing:
+    """The definition of a function in forward mode."""
 
-@functools.lru_cache(_KEPT)
-def _jitted(f: Fn, options: Options) -> Compiled:
-    return Compiled(Plain(f), options)
+    has_aux: bool
 
-
-@functools.lru_cache(_KEPT)
-def _with_tangents(f: Fn, has_aux: bool, options: Options) -> Compiled:
-    return Compiled(Transformed(f, functools.partial(_pushed, has_aux), ("primals", "tangents")), options)
+    def __call__(self, f: Fn) -> Definition:
+        return Transformed(f, functools.partial(_pushed, self.has_aux), ("primals", "tangents"))
 
 
 def _pushed(has_aux: bool, f: Fn) -> Fn:
@@ -223,10 +221,10 @@ def jvp_compiled(f: Fn, primals: Any, tangents: Any, has_aux: bool = False, **op
     ``tangents`` are tensors of the shapes of ``primals``. With ``has_aux`` (``f`` returns ``(out, aux)``): ``(out,
     tangent_out, aux)``.
 
-    What is compiled of ``f`` is kept for the 64 functions last named. Other keyword arguments are options
+    What is compiled of ``f`` is kept for the 64 functions last named; closures of one code, which bring other values, share it. Other keyword arguments are options
     (``fg.Options``).
     """
-    return _with_tangents(f, has_aux, make_options(options))(primals, tangents)
+    return compiled_once(_Pushing(has_aux), f, make_options(options))(primals, tangents)
 
 
 def vjp_compiled(f: Fn, *primals: Any, has_aux: bool = False, **options: Any) -> Any:
@@ -234,12 +232,12 @@ def vjp_compiled(f: Fn, *primals: Any, has_aux: bool = False, **options: Any) ->
     program, of what the first one saved, and may be called any number of times, under any transform. With ``has_aux``:
     ``(out, vjp_fn, aux)``.
 
-    What is compiled of ``f`` is kept for the 64 functions last named. Other keyword arguments are options
+    What is compiled of ``f`` is kept for the 64 functions last named; closures of one code, which bring other values, share it. Other keyword arguments are options
     (``fg.Options``).
     """
     require_primals(f, primals)
     require_no_saved_hooks("vjp_compiled")
-    compiled = f if isinstance(f, Compiled) else _jitted(f, make_options(options))
+    compiled = f if isinstance(f, Compiled) else compiled_once(Plain, f, make_options(options))
     found: Any = torch.func.vjp(over_carried(compiled, True), *carried(primals, True), has_aux=has_aux)
     out, vjp_fn, *aux = found
     return (*as_given((out, of_given(vjp_fn, True), *aux)),)
@@ -254,11 +252,11 @@ def linearize_compiled(f: Fn, *primals: Any, **options: Any) -> Any:
     (arXiv:2204.10923), with its hooks and the backward passes of custom ``autograd.Function``s, of which forward mode,
     in which torch.func computes this, does not hear. Tangents have the structure, shapes, dtypes and devices of
     ``primals``. A result that has no derivative, an integer tensor or no tensor at all, comes back as torch.func has
-    it: as zeros, as it is. What is compiled of ``f`` is kept for the 64 functions last named.
+    it: as zeros, as it is. What is compiled of ``f`` is kept for the 64 functions last named; closures of one code, which bring other values, share it.
     """
     require_primals(f, primals)
     require_no_saved_hooks("linearize_compiled")
-    compiled = f if isinstance(f, Compiled) else _jitted(f, make_options(options))
+    compiled = f if isinstance(f, Compiled) else compiled_once(Plain, f, make_options(options))
     leaves: list[Any] = []
     tree: Any = None
 
