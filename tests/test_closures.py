@@ -84,11 +84,11 @@ def test_a_closure_that_writes_to_its_variables_does():
             def f(p):
                 nonlocal count
                 count += 1
-                log.append(step)  # noqa: B023
-                return loss(p, x) * count  # noqa: B023
+                log.append(step)
+                return loss(p, x) * count
 
             def again(p, n=2):
-                return p.sum() if not n else again(p * x.mean(), n - 1)  # noqa: B023
+                return p.sum() if not n else again(p * x.mean(), n - 1)
 
             found += [transform(f), transform(again)]
         return found, log, count

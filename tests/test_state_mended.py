@@ -1933,3 +1933,44 @@ def test_a_count_that_begins_anew_does_not_go_on(how):
     for _ in range(4):
         assert torch.equal(compiled(torch.ones(3)), theirs["f"](torch.ones(3)))
         assert (ours["host"].n, ours["n"]) == (theirs["host"].n, theirs["n"])
+
+
+@dataclasses.dataclass
+class Statistics:
+    losses: list = dataclasses.field(default_factory=list)
+
+
+LOGGED = {
+    "in a dataclass": "st.losses.append(y.detach())",
+    "by another name": "own = st.losses\n    own.append(y.detach())",
+    "a number in a list": "own = lists[0]\n    own.append(len(x))",
+    "where it is asked for elsewhere": "(st if x.shape[0] else repr(st)).losses.append(y.detach())",
+}
+
+
+@pytest.mark.parametrize("how", LOGGED)
+def test_a_log_is_added_to_without_a_guard_on_what_it_holds(how):
+    """What code reads that did not run (``Statistics.__repr__``, ``__eq__``) was taken for read."""
+
+    def run(jit):
+        space = {"st": Statistics(), "lists": [[]]}
+        exec(f"def f(x):\n    y = x.sum()\n    {LOGGED[how]}\n    return y", space)
+        f = jit(space["f"])
+        for i in range(4):
+            f(torch.ones(3) * i)
+        return space["st"].losses, space["lists"], f
+
+    (*found, compiled), (*expected, _) = run(fg.jit), run(lambda f: f)
+    torch.testing.assert_close(found, expected)
+    assert compiled.cache_info().misses == 1
+
+
+def test_a_log_that_is_shown_is_read():
+    def run(jit):
+        st, shown = Statistics(), []
+        f = jit(lambda x: (st.losses.append(len(st.losses)), shown.append(repr(st)), x * 2)[2])
+        for _ in range(3):
+            f(torch.ones(3))
+        return st, shown
+
+    assert run(fg.jit) == run(lambda f: f)

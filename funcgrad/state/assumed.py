@@ -161,7 +161,22 @@ class Assumed(Mentioned):
     def only_grows(self, held: Any) -> bool:
         """Whether all code that was reached only adds to a buffer or a list, whatever it holds."""
         names = {*self._names[id(held)], *(place.name for place in self._places.get(id(held), ()))}
-        return all(only_grows(name, self.said) for name in names)
+        return all(only_grows(name, self.said_of_contents) for name in names)
+
+    @property
+    def said_of_contents(self) -> Mentions:
+        """What is asked of how code uses containers, of which no hook hears: of code that was reached, or, where it
+        was noted what ran, of that."""
+        return self.said if self._ran is None else self.said_by_what_ran
+
+    @property
+    def said_by_what_ran(self) -> Mentions:
+        """What the code mentions that ran, as far as that was noted."""
+        return together([mentions(code) for code in self._what_ran])
+
+    @property
+    def _what_ran(self) -> list[types.CodeType]:
+        return [code for code in self._codes if self._ran is None or code in self._ran]
 
     def _guard_class(self, kind: type, names: Set[str], by_name: Set[str]) -> None:
         """What is read through a class itself (``Config.scale``, ``super().forward``): of installed packages data
@@ -252,7 +267,7 @@ class Assumed(Mentioned):
         is_whole = id(container) in self.replaced | self.whole
         is_whole |= met.of is not None and "vars" in said.globals  # vars(an_object)["key"]
         is_whole |= lists and any("." in name for name in names)
-        keys = None if is_whole else self._keys(container, names, said)
+        keys = None if is_whole else self._keys(container, names, self.said_of_contents)
         if keys is not None and ("items", id(container)) in self.replaced:
             shape = shape_of(met.before, type(container))
             self._guard(Guard(Place("itself", container, None, met.name), shape, "shape"))

@@ -318,7 +318,7 @@ def use_at(steps: Sequence[dis.Instruction], at: int) -> Use:
             return Use((*keys, _hashable(rest.value(0))), "count", by)
     if rest.ops(0) in ("LOAD_METHOD", "LOAD_ATTR") and rest.value(0) in _GROWS:
         return Use(tuple(keys), "grow")
-    if keys and rest.ops(0) == "STORE_FAST" and rest.is_grown(str(rest.value(0))):
+    if rest.ops(0) == "STORE_FAST" and rest.is_grown(str(rest.value(0))):
         return Use(tuple(keys), "grow")
     if rest.ops(0) in {"CONTAINS_OP", "TO_BOOL"} | _BRANCHES or (not keys and _is_measured(steps, at)):
         return Use(tuple(keys), "look")

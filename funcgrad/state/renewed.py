@@ -202,7 +202,7 @@ def items_of(guards: Iterable[Guard], parts: Collection[int]) -> Iterator[Any]:
 def reached_unguarded(renewed: Sequence[Renewed], guards: Iterable[Guard]) -> set[int]:
     """The identities of what these objects lead to by steps that nothing is known of."""
     known = {id(g.value) for g in guards if g.how == "is"} | Brought(renewed).parts
-    functions = [own.value for own in renewed if isinstance(own.value, types.FunctionType)]
+    functions: list[Any] = [own.value for own in renewed if isinstance(own.value, types.FunctionType)]
     known |= {id(names) for f in functions for names in (f.__globals__, f.__builtins__)}  # the same of each (_made_of)
     pending: list[Any] = [part for own in renewed for part, _ in parts_of(own.value)]
     found: set[int] = set()

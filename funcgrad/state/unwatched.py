@@ -28,7 +28,6 @@ class Unwatched(Assumed):
     def __init__(self, root: Callable[..., Any]) -> None:
         super().__init__()
         self._root = root
-        self._ran: set[types.CodeType] | None = None
 
     @property
     def compares_identities(self) -> bool:

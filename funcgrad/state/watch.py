@@ -28,7 +28,7 @@ from ..inside import having
 from ..trees import Container
 from .buffers import holds_now
 from .caches import keeps_traced
-from .code import Mentions, loads_of, mentions, together, written_by
+from .code import loads_of, mentions, written_by
 from .conversions import Globals, asks_types, asks_types_otherwise, converting, own_names
 from .files import hearing_of_files, version_of
 from .given import OF_ITEMS, with_parts
@@ -124,7 +124,7 @@ class Watch(Loggers):
         """Raise ``Restart`` where it matters what code ran, and that was not noted, since nothing was known of it
         before the run."""
         could = self._ran is None and not self.notes_what_runs and may_be_heard()
-        if could and (self.unwatched or self._has_unseen):
+        if could and (self.unwatched or self._has_unseen or self.grew_as_may_be_read):
             raise Restart(Known(notes=True))
 
     @contextlib.contextmanager
@@ -234,15 +234,6 @@ class Watch(Loggers):
     def lines(self) -> Lines:
         """Where what was read is read."""
         return Lines(self.heard, tuple(self._codes))
-
-    @property
-    def said_by_what_ran(self) -> Mentions:
-        """What the code mentions that ran, as far as that was noted."""
-        return together([mentions(code) for code in self._what_ran])
-
-    @property
-    def _what_ran(self) -> list[types.CodeType]:
-        return [code for code in self._codes if self._ran is None or code in self._ran]
 
     @property
     def catches(self) -> bool:

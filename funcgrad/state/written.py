@@ -266,8 +266,9 @@ class Written:
         if len(container) == n and all(counts):
             self._count(*counts)
             return
-        may_grow = id(container) in self._watch.given or only_grows(met.name, self._said)
+        may_grow = id(container) in self._watch.given or only_grows(met.name, self._watch.said_of_contents)
         grown = not changed and len(container) > n and may_grow
+        self._watch.grew_as_may_be_read |= not changed and len(container) > n and not may_grow
         if not grown:
             self._watch.replaced.add(
                 ("items", id(container)) if len(container) == n <= _ITEM_BY_ITEM else id(container)

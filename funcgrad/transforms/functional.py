@@ -221,8 +221,8 @@ def jvp_compiled(f: Fn, primals: Any, tangents: Any, has_aux: bool = False, **op
     ``tangents`` are tensors of the shapes of ``primals``. With ``has_aux`` (``f`` returns ``(out, aux)``): ``(out,
     tangent_out, aux)``.
 
-    What is compiled of ``f`` is kept for the 64 functions last named; closures of one code, which bring other values, share it. Other keyword arguments are options
-    (``fg.Options``).
+    What is compiled of ``f`` is kept for the 64 functions last named, and closures of one code share it. Other
+    keyword arguments are options (``fg.Options``).
     """
     return compiled_once(_Pushing(has_aux), f, make_options(options))(primals, tangents)
 
@@ -232,8 +232,8 @@ def vjp_compiled(f: Fn, *primals: Any, has_aux: bool = False, **options: Any) ->
     program, of what the first one saved, and may be called any number of times, under any transform. With ``has_aux``:
     ``(out, vjp_fn, aux)``.
 
-    What is compiled of ``f`` is kept for the 64 functions last named; closures of one code, which bring other values, share it. Other keyword arguments are options
-    (``fg.Options``).
+    What is compiled of ``f`` is kept for the 64 functions last named, and closures of one code share it. Other
+    keyword arguments are options (``fg.Options``).
     """
     require_primals(f, primals)
     require_no_saved_hooks("vjp_compiled")
@@ -252,7 +252,8 @@ def linearize_compiled(f: Fn, *primals: Any, **options: Any) -> Any:
     (arXiv:2204.10923), with its hooks and the backward passes of custom ``autograd.Function``s, of which forward mode,
     in which torch.func computes this, does not hear. Tangents have the structure, shapes, dtypes and devices of
     ``primals``. A result that has no derivative, an integer tensor or no tensor at all, comes back as torch.func has
-    it: as zeros, as it is. What is compiled of ``f`` is kept for the 64 functions last named; closures of one code, which bring other values, share it.
+    it: as zeros, as it is. What is compiled of ``f`` is kept for the 64 functions last named, and closures of one code
+    share it.
     """
     require_primals(f, primals)
     require_no_saved_hooks("linearize_compiled")
