@@ -183,3 +183,23 @@ def test_a_wrong_index_draws_nothing_again():
     with pytest.raises(IndexError):
         c(X, torch.tensor([50]))
     assert torch.equal(torch.get_rng_state(), after)
+
+
+OF_SIZES = {
+    "rand": lambda n, g: torch.rand(n, generator=g),
+    "randn": lambda n, g: torch.randn(n, 2, generator=g).sum(1),
+    "randint": lambda n, g: torch.randint(5, (n,), generator=g),
+    "randperm": lambda n, g: torch.randperm(n, generator=g),
+    "normal": lambda n, g: torch.empty(n).normal_(generator=g),
+    "multinomial": lambda n, g: torch.multinomial(torch.ones(n, 4), 1, generator=g)[:, 0],
+}
+
+
+@pytest.mark.parametrize("what", OF_SIZES)
+def test_a_generator_of_ones_own_draws_for_any_size(what):
+    ours, theirs = (torch.Generator().manual_seed(3) for _ in range(2))
+    compiled = fg.jit(lambda x: x * OF_SIZES[what](x.shape[0], ours))
+    for n in (3, 4, 6, 7):
+        x = torch.ones(n)
+        assert torch.equal(compiled(x), x * OF_SIZES[what](n, theirs))
+    assert compiled.cache_info().misses == 2

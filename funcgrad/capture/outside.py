@@ -230,15 +230,21 @@ def _grouped_mm(
     return a.new_empty_strided((*of_groups, rows, columns), strides, dtype=out_dtype)
 
 
+def _randperm(n: int, *, generator: torch.Generator | None, **kind: Any) -> Tensor:
+    """Sizes of ``randperm`` with a generator, which the kernel without memory takes as a number."""
+    return torch.ops.aten.randperm.default(n, **kind)  # type: ignore[no-any-return]
+
+
 FAKE_RESULTS: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.randperm.generator: _randperm,
     torch.ops.aten._grouped_mm.default: _grouped_mm,
     torch.ops.aten._ctc_loss.default: _ctc_loss,
     torch.ops.aten._ctc_loss.Tensor: _ctc_loss,
     torch.ops.aten._ctc_loss_backward.default: _ctc_loss_backward,
     torch.ops.aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
 }
-"""Ops with a size that depends on values, but only in a result that nothing but their own backward reads; and that
-backward, which PyTorch says nothing about where sizes are symbols."""
+"""Ops with a size that depends on values, but only in a result that nothing but their own backward reads; that
+backward, and others of which PyTorch says nothing where sizes are symbols."""
 
 
 def require_fitting_values(target: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> None:
