@@ -230,13 +230,18 @@ def _grouped_mm(
     return a.new_empty_strided((*of_groups, rows, columns), strides, dtype=out_dtype)
 
 
-def _randperm(n: int, *, generator: torch.Generator | None, **kind: Any) -> Tensor:
-    """Sizes of ``randperm`` with a generator, which the kernel without memory takes as a number."""
-    return torch.ops.aten.randperm.default(n, **kind)  # type: ignore[no-any-return]
+def _drawn(op: Any) -> Callable[..., Tensor]:
+    """Sizes of what is drawn from a generator that is named: by the operator that names none, as kernels without
+    memory take the sizes of the other as numbers."""
+    return lambda *sizes, generator=None, **kind: op(*sizes, **kind)
 
 
 FAKE_RESULTS: dict[Any, Callable[..., Any]] = {
-    torch.ops.aten.randperm.generator: _randperm,
+    torch.ops.aten.rand.generator: _drawn(torch.ops.aten.rand.default),
+    torch.ops.aten.randn.generator: _drawn(torch.ops.aten.randn.default),
+    torch.ops.aten.randint.generator: _drawn(torch.ops.aten.randint.default),
+    torch.ops.aten.randint.low_generator: _drawn(torch.ops.aten.randint.low),
+    torch.ops.aten.randperm.generator: _drawn(torch.ops.aten.randperm.default),
     torch.ops.aten._grouped_mm.default: _grouped_mm,
     torch.ops.aten._ctc_loss.default: _ctc_loss,
     torch.ops.aten._ctc_loss.Tensor: _ctc_loss,
