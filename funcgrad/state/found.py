@@ -20,6 +20,11 @@ from .settings import SETTINGS, Setting
 class Found:
     """What was reached so far, and the guards on the way to it."""
 
+    _ran: set[types.CodeType] | None = None
+    """What code ran; None: nobody noted it."""
+    grew_as_may_be_read = False
+    """Whether a list has more items than before, which code reads that was reached, and need not have run."""
+
     def __init__(self) -> None:
         self._guards: dict[Any, Guard] = {}
         self._names: dict[int, list[str]] = {}
@@ -107,10 +112,6 @@ class Found:
         """What keeps flags of torch's, each with a name."""
         self._is_closed = self._is_in_backward = False
         self.ran_in_backward: set[types.CodeType] | None = set()
-        self._ran: set[types.CodeType] | None = None
-        """What code ran; None: nobody noted it."""
-        self.grew_as_may_be_read = False
-        """Whether a list has more items than before, which code reads that was reached, and need not have run."""
         """The code that is no library's and runs in a backward pass; None where a debugger hears of it."""
         self.read_in_backward: set[Any] = set()
         """The identities of places of which hooks hear that a backward pass reads them, and of objects."""
