@@ -1,7 +1,9 @@
 """Functions that are named anew in each call of ``jvp_compiled``, ``vjp_compiled`` and ``linearize_compiled``."""
 
 import functools
+import types
 
+import numpy
 import pytest
 import torch
 from torch import func
@@ -9,11 +11,16 @@ from torch import func
 import funcgrad as fg
 from funcgrad.transforms import closures
 
-P, T = torch.randn(4, 3), torch.randn(4, 3)
+F64 = torch.float64
+P, T = torch.randn(4, 3, dtype=F64), torch.randn(4, 3, dtype=F64)
 
 
 def loss(p, x):
     return (torch.tanh(x @ p) ** 2).sum()
+
+
+def scaled(x, p, n):
+    return loss(p, x) * n
 
 
 def pushed(of):
@@ -40,7 +47,8 @@ class Ours:
     jvp, vjp, linearize = fg.jvp_compiled, fg.vjp_compiled, fg.linearize_compiled
 
 
-MODEL = torch.nn.Linear(4, 3)
+ROWS, OWN = numpy.ones(2), types.SimpleNamespace(k=1.5)
+MODEL = torch.nn.Linear(4, 3, dtype=F64)
 NAMED_ANEW = {
     "a tensor": lambda x: lambda p: loss(p, x),
     "a batch": lambda x: (lambda batch: lambda p: loss(p, batch["x"]))({"x": x, "n": 3}),
@@ -48,6 +56,8 @@ NAMED_ANEW = {
     "a gradient": lambda x: func.grad(lambda p: loss(p, x)),
     "a gradient inside": lambda x: lambda p: func.grad(lambda q: loss(q, x))(p),
     "a partial function": lambda x: functools.partial(loss, x=x),
+    "a partial function of both": lambda x: functools.partial(scaled, x, n=2.5),
+    "what is no data": lambda x: (lambda rows, own: lambda p: loss(p, x) * float(rows.sum()) * own.k)(ROWS, OWN),
     "of a closure": lambda x: (lambda scaled: lambda p: scaled(p).sum())(lambda p: loss(p, x) * 2),
 }
 
@@ -58,7 +68,7 @@ NAMED_ANEW = {
 def test_closures_of_one_code_share_programs(named, transform):
     make, ours, theirs = NAMED_ANEW[named], transform(Ours), transform(func)
     for i in range(3):
-        x = torch.randn(5, 4)
+        x = torch.randn(5, 4, dtype=F64)
         with fg.no_retrace() if i else torch.enable_grad():
             found = ours(make(x))
         torch.testing.assert_close(found, theirs(make(x)))
@@ -68,7 +78,7 @@ def test_what_is_named_at_module_level_is_known_by_its_code():
     space = {"loss": loss, "torch": torch}
     make = "f = lambda p: loss(p, x)"
     for i in range(3):
-        space["x"] = torch.randn(5, 4)
+        space["x"] = torch.randn(5, 4, dtype=F64)
         exec(compile(make, "named", "exec"), space)
         with fg.no_retrace() if i else torch.enable_grad():
             found = pushed(Ours)(space["f"])
@@ -79,7 +89,7 @@ def test_a_closure_that_writes_to_its_variables_does():
     def run(transform):
         log, count, found = [], 0, []
         for step in range(3):
-            x = torch.full((5, 4), step + 0.5)
+            x = torch.full((5, 4), step + 0.5, dtype=F64)
 
             def f(p):
                 nonlocal count
@@ -99,7 +109,7 @@ def test_a_closure_that_writes_to_its_variables_does():
 
 
 def test_what_a_closure_brings_is_of_an_outer_level_or_has_a_history():
-    rows = torch.randn(6, 4)
+    rows = torch.randn(6, 4, dtype=F64)
     ours, theirs = (lambda x, of=of: of.jvp(lambda p: loss(p, x), (P,), (T,))[1] for of in (Ours, func))
     torch.testing.assert_close(func.vmap(ours)(rows), func.vmap(theirs)(rows))
     torch.testing.assert_close(func.grad(ours)(rows), func.grad(theirs)(rows))
@@ -110,7 +120,7 @@ def test_what_a_closure_brings_is_of_an_outer_level_or_has_a_history():
 
 
 def test_functions_that_mean_something_else_share_nothing():
-    x = torch.randn(5, 4)
+    x = torch.randn(5, 4, dtype=F64)
     made = [eval(f"lambda p, n={n}: loss(p, x) * n", {"loss": loss, "x": x}) for n in (2, 3)]
     found = [pushed(Ours)(f) for f in made]
     torch.testing.assert_close(found, [pushed(func)(f) for f in made])

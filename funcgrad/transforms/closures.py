@@ -2,7 +2,7 @@
 
 What is compiled of a function is kept for those last named. Another closure of the same code has other values in its
 cells alone: these become arguments (closure conversion), and so all of them share programs. The same goes for
-``functools.partial``.
+``functools.partial``. Modules and other objects stay what they are: Python state, which is watched.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import dis
 import functools
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 from attrs import field, frozen
 
 from ..capture.trace import active_trace
@@ -28,55 +29,83 @@ _KEPT = 64
 
 @frozen(slots=False)
 class _Converted:
-    """A function without the values it brings. ``like``: one that has some; ``inner``: those of its variables that are
-    such functions themselves (``torch.func.grad(lambda p: ...)``)."""
+    """A function without the data it brings. ``like``: one that has some; ``inner``: what it brings that is such a
+    function itself (``torch.func.grad(lambda p: ...)``). What is no data, a module, is part of what it is made of."""
 
     made_of: tuple[Any, ...]
-    inner: tuple[tuple[str, _Converted], ...]
+    inner: tuple[tuple[Any, _Converted], ...]
     like: Any = field(eq=False)
 
-    def of(self, brought: Mapping[str, Any]) -> Fn:
+    def of(self, brought: Mapping[Any, Any]) -> Fn:
         """The function that brings these."""
-        if isinstance(self.like, functools.partial):
-            return functools.partial(self.like.func, *brought["args"], **brought["keywords"])
-        inner = {name: own.of(brought[name]) for name, own in self.inner}
-        return self._with_cells(types.CellType(inner.get(name, value)) for name, value in brought.items())
+        return self._with({**brought, **{name: own.of(brought[name]) for name, own in self.inner}})
 
     @functools.cached_property
     def root(self) -> Fn:
-        """One that brings nothing."""
+        """One that brings no data."""
         if isinstance(self.like, functools.partial):
             return self.like.func
-        inner = {name: own.root for name, own in self.inner}
-        names = self.like.__code__.co_freevars
-        return self._with_cells(types.CellType(*([inner[name]] if name in inner else [])) for name in names)
+        data = {name for name, value in _brought_by(self.like).items() if _is_data(value)}
+        return self._with(dict.fromkeys(data, _NOTHING) | {name: own.root for name, own in self.inner})
 
-    def _with_cells(self, cells: Iterable[types.CellType]) -> Fn:
+    def _with(self, values: Mapping[Any, Any]) -> Fn:
         like = self.like
+        values = {**_brought_by(like), **values}
+        if isinstance(like, functools.partial):
+            n = len(like.args)
+            return functools.partial(like.func, *list(values.values())[:n], **dict(list(values.items())[n:]))
+        cells = (types.CellType() if v is _NOTHING else types.CellType(v) for v in values.values())
         made = types.FunctionType(like.__code__, like.__globals__, like.__name__, like.__defaults__, tuple(cells))
         made.__qualname__ = like.__qualname__
         return made
 
 
-def _converted(f: Any, within: tuple[Any, ...] = ()) -> tuple[_Converted, dict[str, Any]] | None:
-    """What is left of a function without the values that it brings, and these; None where it has more than its code
-    says, or writes to its variables. ``within``: the functions whose variable it is."""
+_NOTHING = object()
+_PLAIN = (torch.Tensor, int, float, complex, str, type(None), torch.dtype, torch.device)
+
+
+def _is_data(value: Any) -> bool:
+    """Whether a value is another one in each call as data are: tensors, numbers and texts, and containers of these."""
+    if type(value) is dict:
+        return all(map(_is_data, value.values()))
+    return isinstance(value, _PLAIN) or (isinstance(value, (list, tuple)) and all(map(_is_data, value)))
+
+
+def _brought_by(f: Any) -> dict[Any, Any]:
+    """What a function brings, by the names of its variables, or by where a partial function passes it. Raises
+    ``ValueError`` where a variable is not bound yet."""
+    if isinstance(f, functools.partial):
+        return {**dict(enumerate(f.args)), **f.keywords}
+    return {name: c.cell_contents for name, c in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True)}
+
+
+def _converted(f: Any, within: tuple[Any, ...] = ()) -> tuple[_Converted, dict[Any, Any]] | None:
+    """What is left of a function without the data that it brings, and these; None where it has more than its code
+    says, or writes to its variables. ``within``: the functions that bring it."""
     if type(f) is functools.partial and not vars(f):
-        return _Converted((f.func,), (), f), {"args": f.args, "keywords": f.keywords}
-    if type(f) is not types.FunctionType or f.__kwdefaults__ or vars(f).keys() - {"__wrapped__"} or f in within:
-        return None
-    if within and not (f.__closure__ and "<locals>" in f.__qualname__):  # one for all calls
-        return None
-    if not frozenset(_stored(f.__code__)).isdisjoint(f.__code__.co_freevars):
+        made_of: tuple[Any, ...] = (f.func,)
+    elif type(f) is types.FunctionType and not (f.__kwdefaults__ or vars(f).keys() - {"__wrapped__"}):
+        made_of = f.__code__, id(f.__globals__), tuple(map(id, f.__defaults__ or ())), f.__name__, f.__qualname__
+        is_one_for_all = within and not (f.__closure__ and "<locals>" in f.__qualname__)
+        if is_one_for_all or not frozenset(_stored(f.__code__)).isdisjoint(f.__code__.co_freevars):
+            return None
+    else:
         return None
     try:
-        values = dict(zip(f.__code__.co_freevars, [c.cell_contents for c in f.__closure__ or ()], strict=True))
-    except ValueError:  # not bound yet
+        values = _brought_by(f)
+    except ValueError:
         return None
-    inner = {name: own for name, v in values.items() if (own := _converted(v, (*within, f))) is not None}
-    made_of = f.__code__, id(f.__globals__), tuple(map(id, f.__defaults__ or ())), f.__name__, f.__qualname__
-    brought = {name: inner[name][1] if name in inner else value for name, value in values.items()}
-    return _Converted(made_of, tuple((name, own) for name, (own, _) in inner.items()), f), brought
+    within = (*within, f)
+    inner = {
+        name: own
+        for name, v in values.items()
+        if not any(v is other for other in within) and (own := _converted(v, within)) is not None
+    }
+    brought = {
+        name: inner[name][1] if name in inner else v for name, v in values.items() if name in inner or _is_data(v)
+    }
+    others = tuple((name, id(v)) for name, v in values.items() if name not in brought)
+    return _Converted((*made_of, others), tuple((name, own) for name, (own, _) in inner.items()), f), brought
 
 
 @functools.lru_cache(1024)
@@ -93,7 +122,7 @@ def _stored(code: types.CodeType) -> tuple[str, ...]:
 
 
 @frozen(eq=False)
-class _OfConverted(Definition):
+class Closure(Definition):
     """A definition of a function that is given, before its arguments, what it brings."""
 
     definition_of: Callable[[Fn], Definition]
@@ -122,7 +151,7 @@ def _kept_like(definition_of: Callable[[Fn], Definition], f: _Converted, options
 
 @functools.lru_cache(_KEPT)
 def _kept_converted(definition_of: Callable[[Fn], Definition], f: _Converted, options: Options) -> Compiled:
-    return Compiled(_OfConverted(definition_of, f), options)
+    return Compiled(Closure(definition_of, f), options)
 
 
 def compiled_once(definition_of: Callable[[Fn], Definition], f: Fn, options: Options) -> Fn:
