@@ -1974,3 +1974,25 @@ def test_a_log_that_is_shown_is_read():
         return st, shown
 
     assert run(fg.jit) == run(lambda f: f)
+
+
+TREE = {"next": {"next": {"next": None, "k": 3.0}, "k": 2.0}, "k": 1.0}
+
+
+def test_names_that_are_given_one_another():
+    """Who is added to by which name was asked for ever."""
+
+    def f(x):
+        node, total = TREE["next"], x
+        while node is not None:
+            total = total * node["k"]
+            node = node["next"]
+        first = LOGGED
+        second = first
+        first = second
+        return total * len(first)
+
+    compiled = fg.jit(f)
+    for _ in range(2):
+        assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 6.0 * len(LOGGED)))
+    assert compiled.cache_info().misses == 1

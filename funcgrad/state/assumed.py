@@ -161,13 +161,13 @@ class Assumed(Mentioned):
     def only_grows(self, held: Any) -> bool:
         """Whether all code that was reached only adds to a buffer or a list, whatever it holds."""
         names = {*self._names[id(held)], *(place.name for place in self._places.get(id(held), ()))}
-        return all(only_grows(name, self.said_of_contents) for name in names)
+        return any(all(only_grows(name, said) for name in names) for said in self.said_of_contents)
 
     @property
-    def said_of_contents(self) -> Mentions:
-        """What is asked of how code uses containers, of which no hook hears: of code that was reached, or, where it
-        was noted what ran, of that."""
-        return self.said if self._ran is None else self.said_by_what_ran
+    def said_of_contents(self) -> list[Mentions]:
+        """Of what is asked how code uses containers, of which no hook hears: of all code that was reached, and, where
+        it was noted what ran, of that. Either will do: what has not run has read nothing."""
+        return [self.said] if self._ran is None else [self.said, self.said_by_what_ran]
 
     @property
     def said_by_what_ran(self) -> Mentions:
@@ -267,7 +267,8 @@ class Assumed(Mentioned):
         is_whole = id(container) in self.replaced | self.whole
         is_whole |= met.of is not None and "vars" in said.globals  # vars(an_object)["key"]
         is_whole |= lists and any("." in name for name in names)
-        keys = None if is_whole else self._keys(container, names, self.said_of_contents)
+        known = (self._keys(container, names, own) for own in self.said_of_contents if not is_whole)
+        keys = next((own for own in known if own is not None), None)
         if keys is not None and ("items", id(container)) in self.replaced:
             shape = shape_of(met.before, type(container))
             self._guard(Guard(Place("itself", container, None, met.name), shape, "shape"))

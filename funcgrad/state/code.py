@@ -297,8 +297,8 @@ def _added(constant: Any, step: dis.Instruction | None) -> tuple[type, Any] | No
     return type(constant), constant if step.argrepr == "+=" else -constant
 
 
-def use_at(steps: Sequence[dis.Instruction], at: int) -> Use:
-    """How the value that is loaded at ``at`` is used."""
+def use_at(steps: Sequence[dis.Instruction], at: int, aliases: bool = True) -> Use:
+    """How the value that is loaded at ``at`` is used; ``aliases``: by another name, too."""
     keys: list[Hashable] = []
     rest = _Ahead(steps, at + 1)
     while (item := rest.item()) is not None:
@@ -318,7 +318,7 @@ def use_at(steps: Sequence[dis.Instruction], at: int) -> Use:
             return Use((*keys, _hashable(rest.value(0))), "count", by)
     if rest.ops(0) in ("LOAD_METHOD", "LOAD_ATTR") and rest.value(0) in _GROWS:
         return Use(tuple(keys), "grow")
-    if rest.ops(0) == "STORE_FAST" and rest.is_grown(str(rest.value(0))):
+    if aliases and rest.ops(0) == "STORE_FAST" and rest.is_grown(str(rest.value(0))):
         return Use(tuple(keys), "grow")
     if rest.ops(0) in {"CONTAINS_OP", "TO_BOOL"} | _BRANCHES or (not keys and _is_measured(steps, at)):
         return Use(tuple(keys), "look")
@@ -488,7 +488,7 @@ class _Ahead:
             if "LOAD_FAST" in step.opname:  # from Python 3.13 on one step may store, or load, another one, too
                 names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
                 *others, last = names[step.opname.startswith("STORE") :]
-                if variable in others or (variable == last and use_at(self.steps, at) != _GROWN):
+                if variable in others or (variable == last and use_at(self.steps, at, False) != _GROWN):
                     return False
         return True
 

@@ -266,7 +266,8 @@ class Written:
         if len(container) == n and all(counts):
             self._count(*counts)
             return
-        may_grow = id(container) in self._watch.given or only_grows(met.name, self._watch.said_of_contents)
+        only_grown = any(only_grows(met.name, said) for said in self._watch.said_of_contents)
+        may_grow = id(container) in self._watch.given or only_grown
         grown = not changed and len(container) > n and may_grow
         self._watch.grew_as_may_be_read |= not changed and len(container) > n and not may_grow
         if not grown:
