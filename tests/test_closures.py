@@ -48,6 +48,8 @@ class Ours:
 
 
 ROWS, OWN = numpy.ones(2), types.SimpleNamespace(k=1.5)
+RING: list = [2.0]
+RING.append(RING)
 MODEL = torch.nn.Linear(4, 3, dtype=F64)
 NAMED_ANEW = {
     "a tensor": lambda x: lambda p: loss(p, x),
@@ -58,6 +60,7 @@ NAMED_ANEW = {
     "a partial function": lambda x: functools.partial(loss, x=x),
     "a partial function of both": lambda x: functools.partial(scaled, x, n=2.5),
     "what is no data": lambda x: (lambda rows, own: lambda p: loss(p, x) * float(rows.sum()) * own.k)(ROWS, OWN),
+    "a list that holds itself": lambda x: (lambda ring: lambda p: loss(p, x) * ring[0])(RING),
     "of a closure": lambda x: (lambda scaled: lambda p: scaled(p).sum())(lambda p: loss(p, x) * 2),
 }
 

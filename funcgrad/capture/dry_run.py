@@ -96,17 +96,9 @@ class DryRun:
     """One run on stand-ins that mirror the real tensors. ``saved``: see ``Trace.saved_outside``."""
 
     def __init__(self, surroundings: Surroundings, known: Known, saved: dict[int, Tensor]) -> None:
-        self._inputs, self._grad, self._out_slot, self._known = (
-            surroundings.inputs,
-            surroundings.grad,
-            surroundings.out_slot,
-            known,
-        )
-        self._splits, self._replays, self._hands_over = (
-            surroundings.splits,
-            surroundings.replays,
-            surroundings.hands_over,
-        )
+        self._known, self._inputs, self._grad = known, surroundings.inputs, surroundings.grad
+        self._out_slot, self._splits = surroundings.out_slot, surroundings.splits
+        self._replays, self._hands_over = surroundings.replays, surroundings.hands_over
         captured = ((f"captured {i}", t) for i, t in enumerate(known.tensors))
         self._reals: list[tuple[Any, Tensor]] = [*surroundings.inputs.tensors, *captured]
         gradients = {id(t.grad) for _, t in self._reals if t.is_leaf}  # these are what their owners are asked for
@@ -341,7 +333,8 @@ class DryRun:
     def _untracked(self, met: Met, changed: Iterable[Source | Base]) -> frozenset[Source | Base]:
         """See ``Facts``."""
         seen: dict[Any, int] = {slot: id(own.seen) for slot, _, own in met.each}
-        heard = self.trace.lineage.written_with_grad(lambda t: id(t) in seen.values())
+        known = set(seen.values())
+        heard = self.trace.lineage.written_with_grad(lambda t: id(t) in known)
         members = {slot: slot.of if isinstance(slot, Base) else (slot,) for slot in changed}
         return frozenset(slot for slot, of in members.items() if heard.isdisjoint(seen[s] for s in of))
 

@@ -152,6 +152,7 @@ def mentions(code: types.CodeType) -> Mentions:
     kinds = ("globals", "imports", "attributes", "stored", "assigned", "used", "compared", "types")
     found: dict[str, set[str]] = {name: set() for name in kinds}
     uses: dict[str, set[Use]] = {}
+    counts = Counter[str]()
     for at, step in enumerate(steps):
         kind = _kind(step.opname)
         if kind is not None:
@@ -167,11 +168,12 @@ def mentions(code: types.CodeType) -> Mentions:
         if step.argval == "type" and step.opname in GLOBAL and not _reads_of_type(_Ahead(steps, at + 1)):
             found["types"].add("type")
         if step.opname in LOADS:
-            uses.setdefault(step.argval, set()).add(use_at(steps, at))
+            use = use_at(steps, at)
+            uses.setdefault(step.argval, set()).add(use)
+            counts[step.argval] += use.then == "count" and not use.keys
             if not _is_looked_at(steps, at):
                 found["used"].add(step.argval)
     stores = Counter(step.argval for step in steps if step.opname in _GIVES_VALUE)
-    counts = Counter(step.argval for at, step in enumerate(steps) if step.opname in LOADS and _counts(steps, at))
     found["replaced"] = {*(stores - counts)}
     texts, unseen = _texts(steps)
     strings = frozenset(c for c in code.co_consts if isinstance(c, str)).union(
@@ -237,12 +239,6 @@ _STORES = {
 
 
 _GIVES_VALUE = {"STORE_GLOBAL", "STORE_ATTR", "STORE_DEREF"}
-
-
-def _counts(steps: Sequence[dis.Instruction], at: int) -> bool:
-    """Whether the number that is loaded at ``at`` is increased in place, where it is."""
-    use = use_at(steps, at)
-    return use.then == "count" and not use.keys
 
 
 def _kind(opname: str) -> str | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dis
 import functools
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -64,11 +64,15 @@ _NOTHING = object()
 _PLAIN = (torch.Tensor, int, float, complex, str, type(None), torch.dtype, torch.device)
 
 
-def _is_data(value: Any) -> bool:
-    """Whether a value is another one in each call as data are: tensors, numbers and texts, and containers of these."""
-    if type(value) is dict:
-        return all(map(_is_data, value.values()))
-    return isinstance(value, _PLAIN) or (isinstance(value, (list, tuple)) and all(map(_is_data, value)))
+def _is_data(value: Any, within: tuple[int, ...] = ()) -> bool:
+    """Whether a value is another one in each call as data are: tensors, numbers and texts, and containers of these; not
+    one that holds itself."""
+    if isinstance(value, _PLAIN):
+        return True
+    if id(value) in within or not (type(value) is dict or isinstance(value, (list, tuple))):
+        return False
+    items = value.values() if isinstance(value, dict) else value
+    return all(_is_data(item, (*within, id(value))) for item in items)
 
 
 def _brought_by(f: Any) -> dict[Any, Any]:
@@ -87,7 +91,7 @@ def _converted(f: Any, within: tuple[Any, ...] = ()) -> tuple[_Converted, dict[A
     elif type(f) is types.FunctionType and not (f.__kwdefaults__ or vars(f).keys() - {"__wrapped__"}):
         made_of = f.__code__, id(f.__globals__), tuple(map(id, f.__defaults__ or ())), f.__name__, f.__qualname__
         is_one_for_all = within and not (f.__closure__ and "<locals>" in f.__qualname__)
-        if is_one_for_all or not frozenset(_stored(f.__code__)).isdisjoint(f.__code__.co_freevars):
+        if is_one_for_all or not _stored(f.__code__).isdisjoint(f.__code__.co_freevars):
             return None
     else:
         return None
@@ -109,16 +113,10 @@ def _converted(f: Any, within: tuple[Any, ...] = ()) -> tuple[_Converted, dict[A
 
 
 @functools.lru_cache(1024)
-def _stored(code: types.CodeType) -> tuple[str, ...]:
+def _stored(code: types.CodeType) -> frozenset[str]:
     """The variables of closures that code gives other values, nested code included."""
-
-    def of(code: types.CodeType) -> Iterator[str]:
-        yield from (s.argval for s in dis.get_instructions(code) if s.opname in ("STORE_DEREF", "DELETE_DEREF"))
-        for inner in code.co_consts:
-            if isinstance(inner, types.CodeType):
-                yield from of(inner)
-
-    return tuple(of(code))
+    own = (s.argval for s in dis.get_instructions(code) if s.opname in ("STORE_DEREF", "DELETE_DEREF"))
+    return frozenset(own).union(*(_stored(inner) for inner in code.co_consts if isinstance(inner, types.CodeType)))
 
 
 @frozen(eq=False)
@@ -145,13 +143,10 @@ def _kept(definition_of: Callable[[Fn], Definition], f: Fn, options: Options) ->
 
 
 @functools.lru_cache(_KEPT)
-def _kept_like(definition_of: Callable[[Fn], Definition], f: _Converted, options: Options) -> Compiled:
-    return Compiled(definition_of(f.like), options)
-
-
-@functools.lru_cache(_KEPT)
-def _kept_converted(definition_of: Callable[[Fn], Definition], f: _Converted, options: Options) -> Compiled:
-    return Compiled(Closure(definition_of, f), options)
+def _kept_converted(
+    definition_of: Callable[[Fn], Definition], f: _Converted, brings: bool, options: Options
+) -> Compiled:
+    return Compiled(Closure(definition_of, f) if brings else definition_of(f.like), options)
 
 
 def compiled_once(definition_of: Callable[[Fn], Definition], f: Fn, options: Options) -> Fn:
@@ -160,6 +155,5 @@ def compiled_once(definition_of: Callable[[Fn], Definition], f: Fn, options: Opt
     if found is None:
         return _kept(definition_of, f, options)
     converted, brought = found
-    if not brought:
-        return _kept_like(definition_of, converted, options)
-    return functools.partial(_kept_converted(definition_of, converted, options), brought)
+    compiled = _kept_converted(definition_of, converted, bool(brought), options)
+    return functools.partial(compiled, brought) if brought else compiled

@@ -228,8 +228,9 @@ class Programs(abc.ABC):
         with outside_levels():
             inputs = take_apart(self._definition, self._options, args, kwargs)
             if path and self._definition.replays:  # a derivative of a program has no other way to run
-                reads = (program.joint.reads for program in self._cache.programs if not why_not(program, inputs))
-                if self._eager_calls.on_too_many_paths(list(filter(None, reads))):
+                reading = (program for program in self._cache.programs if program.joint.reads)
+                paths = [program.joint.reads for program in reading if not why_not(program, inputs)]
+                if self._eager_calls.on_too_many_paths(paths):
                     return None
             try:
                 return self._compile_and_keep(inputs, path)
