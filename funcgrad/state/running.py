@@ -15,7 +15,7 @@ from .names import RUN_BY_TRACING, package
 
 _IMPORTS = "<frozen importlib"
 _OF_NAMEDTUPLES = "namedtuple_"
-"""What makes objects of them runs in modules of their own, of such a name."""
+"""What makes objects of them runs in a module of its own, of such a name, that nobody can import."""
 
 
 def may_be_heard() -> bool:
@@ -59,7 +59,7 @@ def hearing_of_code(begins: Callable[[types.FrameType], None]) -> Iterator[None]
 def is_of_caller(frame: types.FrameType) -> bool:
     """Whether code of the caller's begins, and not what tracing runs, or an import, which does so once in a process."""
     name = str(frame.f_globals.get("__name__", ""))
-    if package(name) in RUN_BY_TRACING or name.startswith(_OF_NAMEDTUPLES):
+    if package(name) in RUN_BY_TRACING or (name.startswith(_OF_NAMEDTUPLES) and name not in sys.modules):
         return False
     caller = frame.f_back
     while caller is not None and not caller.f_code.co_filename.startswith((_IMPORTS, HERE)):
