@@ -4,6 +4,7 @@ it."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -64,3 +65,36 @@ def test_ctc_loss_serves_all_lengths_and_batches(in_a_row: bool) -> None:
         torch.testing.assert_close(value, wanted)
         torch.testing.assert_close(torch.autograd.grad(value, x), torch.autograd.grad(wanted, x))
     assert compiled.cache_info().misses == 2
+
+
+def in_columns(x):
+    return x[:, :2] * 3 if x.shape[1] % 2 == 1 else x * 2
+
+
+def padded_to_four(x):
+    rest = x.shape[1] % 4
+    x = torch.nn.functional.pad(x, (0, 4 - rest)) if rest == 3 else x[:, : x.shape[1] - rest]
+    return x.cumsum(1).reshape(x.shape[0], -1, 4).sum(1) * x.shape[1]
+
+
+def in_halves(x):
+    n = x.shape[1] // 2
+    return torch.cat([x[:, :n].sin(), x[:, n:].cos()], 1) if x.shape[1] % 2 != 0 else x.unflatten(1, (2, n)).sum(1)
+
+
+def test_what_is_left_over_when_a_size_is_divided():
+    """A program that has asked for a remainder that is not zero must not take the size for a multiple."""
+    for f, dynamic in itertools.product((in_columns, padded_to_four, in_halves), (None, True)):
+        compiled, gradient = fg.jit(f, dynamic=dynamic), fg.grad_compiled(lambda x, f=f: f(x).square().sum())
+        for n in (8, 5, 7, 11, 9, 12, 6, 10, 13, 15):
+            x = torch.randn(3, n, dtype=torch.float64)
+            torch.testing.assert_close(compiled(x), f(x))
+            expected = torch.func.grad(lambda x, f=f: f(x).square().sum())(x)
+            torch.testing.assert_close(gradient(x), expected)
+
+
+def test_chunks_of_two_samples_of_an_odd_batch():
+    doubled = fg.vmap_compiled(lambda x: x * 2, 1, chunk_size=2)
+    for n in (4, 5, 7, 6, 9):
+        x = torch.randn(3, n)
+        torch.testing.assert_close(doubled(x), torch.vmap(lambda x: x * 2, 1)(x))

@@ -166,7 +166,7 @@ class Sizes:
         if self._reads and asked:
             self._learn_order()
         for condition in asked:
-            if not str(condition).startswith(_DIVIDES):
+            if not str(condition).startswith(_DIVIDES) or condition.args[1] != 0:  # another remainder
                 continue
             of, by = condition.args[0].args
             if of.is_Symbol and by.is_Integer and f"{PREFIX}{of}" not in self._multiples:
