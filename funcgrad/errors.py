@@ -6,7 +6,7 @@ A class also derives from the builtin a torch user would catch. ``docs/errors.md
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from attrs import frozen
 
@@ -100,8 +100,8 @@ class CapturedTransformError(FuncgradError, RuntimeError):
     """The function closes over a tensor that belongs to an enclosing transform level, and that cannot be found again
     from the function."""
 
-    wrapper: object = None
-    """That tensor."""
+    place: Any = None
+    """Where that tensor lives (``Place``), if the function has read it there."""
 
 
 class UnsupportedTransformError(FuncgradError, RuntimeError):
@@ -226,6 +226,10 @@ class UnrolledLoopWarning(UserWarning):
 class AutocastWarning(UserWarning):
     """Autocast is on where a gradient is compiled through a custom ``autograd.Function``, and ``backward_autocast``
     does not say whether it is meant for backward, too."""
+
+
+class DispatchModeWarning(UserWarning):
+    """A ``TorchDispatchMode`` of the caller's is on around a call, and does not hear of what kernels compute."""
 
 
 class LargeBaseWarning(UserWarning):

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import io
 import itertools
+import logging
 import pickle
 import queue
 import random
@@ -1288,6 +1289,9 @@ row(
 # ── Python state that is written ─────────────────────────────────────────────────────────────────────────────────
 
 STATE = types.SimpleNamespace(made=None)
+LINES: list[str] = []
+LOGGER = logging.Logger("refused", logging.INFO)
+LOGGER.addHandler(type("Lines", (logging.Handler,), {"emit": lambda self, record: LINES.append(record.getMessage())})())
 BY_TENSOR: dict[Tensor, Tensor] = {}
 MADE = [0.0]
 
@@ -1323,6 +1327,14 @@ row(
     fixed=stores(lambda x: x),
     where="STATE.made",
     says="stores a new lock",
+)
+row(
+    "a log comes to what the function uses",
+    memory.OUTPUT_WRITES,
+    lambda x: (LOGGER.info("a"), x * len(LINES))[1],
+    numbers,
+    fixed=lambda x: (LOGGER.info("a"), x * 2)[1],
+    where="LINES",
 )
 row(
     "the id of an argument is stored",

@@ -1,6 +1,7 @@
 """Tensors a function closes over are inputs by reference: updates in place and rebindings are seen, wherever they
 live."""
 
+import functools
 import types
 import weakref
 
@@ -368,3 +369,20 @@ def test_tensors_that_are_swapped_are_refused():
     with pytest.raises(fg.MutationError, match="swap_tensors"):
         fg.jit(f)()
     assert a.sum() == 0 and a.label == "a" and not hasattr(b, "label") and type(b) is torch.nn.Parameter
+
+
+def test_a_dataset_and_a_partial():
+    """What datasets hold is read from them; a partial that is compiled itself keeps its arguments."""
+    data = torch.utils.data.TensorDataset(torch.ones(3), torch.ones(3))
+
+    def exchange():
+        data.tensors = (torch.zeros(3), torch.ones(3))
+
+    check(lambda x: x * data.tensors[0], X, exchange, compiles=False)
+    check(lambda x: sum((x * a + b).sum() for a, b in torch.utils.data.DataLoader(data, batch_size=3)), X, exchange)
+    weight = torch.ones(3)
+    c = fg.jit(functools.partial(torch.mul, weight))
+    torch.testing.assert_close(c(X), X)
+    weight.mul_(2)
+    torch.testing.assert_close(c(X), 2 * X)
+    assert c.cache_info().misses == 1

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import funcgrad as fg
-from funcgrad.state.code import ANY, mentions
+from funcgrad.state.code import mentions
+from funcgrad.state.uses import ANY
 
 
 def _loop(s, x):

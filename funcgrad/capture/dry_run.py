@@ -35,7 +35,6 @@ from ..torch_private.modes import without_function_modes
 from ..torch_private.tensors import is_wrapper_subclass, storage_id
 from ..trees import Container, flatten_arguments
 from .backward import fails_in_eager, run_passes
-from .capture_sources import GradientOf
 from .changes import (
     Met,
     changes_of,
@@ -50,7 +49,7 @@ from .changes import (
 )
 from .facts import Facts, Source, naming
 from .floats import NotSymbolicError
-from .inputs import CapturedTensor, Inputs, Symbolic, contents_of, require_none_hidden, require_same
+from .inputs import CapturedTensor, GradientOf, Inputs, Symbolic, contents_of, require_none_hidden, require_same
 from .late_reads import late_reads
 from .left_behind import LeftBehind, gradless, leaves_of, left_behind, switches_of
 from .memory import history, neighbours, overlaps, same_objects, without_subclasses
@@ -213,7 +212,7 @@ class DryRun:
         facts = evolve(facts, state=state, hooks=hooks, backward_writes=self._backward_writes, opens=opens)
         facts = with_homes(facts, self.watch, inputs)
         all_written = written.effects if self._backward_writes else facts.state.effects
-        also, apart_from, others = other_places(facts, self.watch, inputs, all_written)
+        also, apart_from, others = other_places(facts, self.watch, inputs, all_written, self.trace.given_anew)
         held = {slot for _, slot in also} | {self._slot_of(c.tensor) for c in facts.captured}
         for slot, real in inputs.tensors if self._hands_over and self.watch.said.compares_objects else ():
             if slot in held and id(real) not in self._asked_for:
@@ -274,11 +273,11 @@ class DryRun:
             self._backward_writes = True
         return evolve(state_of(self.watch, self._left, arguments), runs_again=self.trace.runs_again, into=into)
 
-    def _named(self, root: Callable[..., Any]) -> tuple[tuple[CapturedTensor, ...], list[tuple[Source, Tensor]]]:
+    def _named(self) -> tuple[tuple[CapturedTensor, ...], list[tuple[Source, Tensor]]]:
         """The captured tensors met so far, and all inputs by name. Not what an inner function bound: it gets that by
         value."""
         met = {id(t): self.trace.captured[id(t)] for slot, t in self._reals if not isinstance(slot, Arg)}
-        captured = resolve(root, list(met.values()), self._inputs.tensors, self.watch, self.trace.saved_outside)
+        captured = resolve(list(met.values()), self._inputs.tensors, self.watch, self.trace.saved_outside)
         if self.watch.asks_classes:
             self.trace.questions.ask_classes(c.tensor for c in captured if c.tensor is not None)
         return captured, [*self._inputs.tensors, *((c.slot, c.tensor) for c in captured if c.tensor is not None)]
@@ -340,7 +339,7 @@ class DryRun:
 
     def _met(self, root: Callable[..., Any]) -> tuple[tuple[CapturedTensor, ...], Met]:
         """The captured tensors met so far, and all inputs."""
-        captured, named = self._named(root)
+        captured, named = self._named()
         return captured, Met(
             self.trace, named, self._mirrored, overlaps(named, self._passes.freed, self.trace.memory_around)
         )

@@ -17,9 +17,8 @@ from ..state.places import Place
 from ..state.said import is_read, shown
 from ..state.state import State
 from ..state.values import is_plain
-from .capture_sources import GradientOf, Origin
 from .floats import NotSymbolicError
-from .inputs import CapturedTensor
+from .inputs import CapturedTensor, GradientOf
 from .memory import Overlap
 from .outputs import OutputFact
 from .questions import IS_VIEW, Asked
@@ -238,8 +237,7 @@ class Facts(Shown):
         return evolve(
             self,
             captured=tuple(
-                evolve(c, tensor=None) if isinstance(c.origin, (Origin, GradientOf, Place)) else c
-                for c in self.captured
+                evolve(c, tensor=None) if isinstance(c.origin, (GradientOf, Place)) else c for c in self.captured
             ),
         )
 

@@ -32,10 +32,9 @@ from ..state.written import Written
 from ..subclasses import inner_tensors
 from ..torch_private.modes import without_function_modes
 from ..trees import Tree
-from .capture_sources import GradientOf
 from .facts import Facts, naming
 from .floats import VaryingNumbersError
-from .inputs import CapturedTensor, Inputs
+from .inputs import CapturedTensor, GradientOf, Inputs
 from .inverse import Inverse
 from .lineage import Lineage
 from .onward import Handing

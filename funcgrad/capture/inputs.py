@@ -15,7 +15,6 @@ from ..state.places import Place
 from ..state.renewed import Renewed
 from ..state.unread import is_unread
 from ..trees import Container, Node, Tree, children_of, containers_in, put_together
-from .capture_sources import GradientOf, Origin, Unresolved
 from .results import hidden_tensor
 
 
@@ -120,6 +119,20 @@ class Inputs:
         return [found for value, tree, name, variable in given for found in containers_in(value, tree, name, variable)]
 
 
+@frozen
+class Unresolved:
+    """No place is known."""
+
+    name: str = ""
+
+
+@frozen
+class GradientOf:
+    """The ``.grad`` of another input."""
+
+    slot: Arg | Captured
+
+
 @frozen(eq=False)
 class CapturedTensor:
     """A tensor the function closes over, and where it lives. A program reads it from there, so it does not keep
@@ -129,14 +142,14 @@ class CapturedTensor:
     tensor: Tensor | None
     type: str
     requires_grad: bool
-    origin: Origin | Place | GradientOf | Unresolved
+    origin: Place | GradientOf | Unresolved
 
     def read(self, known: Mapping[Any, Any]) -> Any:
         """The tensor that lives there now. ``known`` are the inputs by their slots: a gradient is read from one of
         them."""
         if isinstance(self.origin, GradientOf):
             return known[self.origin.slot].grad
-        return self.origin.read() if isinstance(self.origin, (Origin, Place)) else self.tensor
+        return self.origin.read() if isinstance(self.origin, Place) else self.tensor
 
 
 def read_all(captured: Iterable[CapturedTensor], arguments: Mapping[Any, Any]) -> dict[Captured, Any]:

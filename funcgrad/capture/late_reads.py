@@ -11,7 +11,6 @@ from ..state.late import Late, ReadInBackward
 from ..state.places import Place
 from ..state.watch import Watch
 from ..state.written import Written
-from .capture_sources import Origin
 from .facts import Facts, Source
 
 
@@ -31,7 +30,7 @@ def late_reads(
     alone = [c for c in facts.captured if id(c.tensor) not in read_in_forward]
     places = {id(c.tensor): c.slot for c in facts.captured if id(c.tensor) in read_in_forward}
     held = [(places[id(t)], place) for place, t in watch.tensors.values() if id(t) in places]
-    tensors: list[tuple[Slot, Any]] = [(c.slot, c.origin) for c in alone if isinstance(c.origin, (Origin, Place))]
+    tensors: list[tuple[Slot, Any]] = [(c.slot, c.origin) for c in alone if isinstance(c.origin, Place)]
     tensors += [(slot, place) for slot, place in (*held, *((s, p) for p, s in also)) if read.place(place)]
     stores = [] if left is None else list(left.places)
     contents = [] if left is None else [own for own in left.containers if read.container(own)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from typing import Any
 
 from attrs import evolve
 
@@ -48,11 +49,12 @@ def with_containers(facts: Facts, watch: Watch, inputs: Inputs, containers: Sequ
 
 
 def other_places(
-    facts: Facts, watch: Watch, inputs: Inputs, written: Sequence[Effect]
+    facts: Facts, watch: Watch, inputs: Inputs, written: Sequence[Effect], given: Set[Any]
 ) -> tuple[tuple[tuple[Place, Source], ...], tuple[Place, ...], tuple[Guard, ...]]:
     """Where inputs live besides the place they are read from; where code that compares objects found tensors that are
     no inputs, and may find others; and guards for tensors that were met, and are no inputs. ``written``: what the
-    function has written to Python state, in its backward pass, too."""
+    function has written to Python state, in its backward pass, too; ``given``: the identities of places at which what
+    is given by value lives."""
     slot_of: dict[int, Source] = {id(c.tensor): c.slot for c in facts.captured}
     slot_of |= {id(t): slot for slot, t in reversed(inputs.tensors)}
     first = {c.origin.identity for c in facts.captured if isinstance(c.origin, Place)}
@@ -66,7 +68,7 @@ def other_places(
     unused = [(place, t) for place, t in held if id(t) not in slot_of]
     # another one in each call, or after it
     stored |= {p.location for p, _ in unused if id(p.root) in facts.state.brought.parts}
-    renewed = {id(t) for place, t in unused if place.is_renewed(stored, refilled)}
+    renewed = {id(t) for place, t in unused if place.identity in given or place.is_renewed(stored, refilled)}
     guards = [Guard(p, None, "a tensor") if id(t) in renewed else Guard(p, weakref.ref(t), "tensor") for p, t in unused]
     origins = [(c.origin, c.tensor) for c in facts.captured if isinstance(c.origin, Place)]
     compares, kept = watch.said.compares_objects, {place.identity for place, _ in left}

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -13,14 +12,12 @@ from ..graphs import type_text
 from ..slots import Arg, Captured
 from ..state.lines import warn
 from ..state.watch import Watch
-from .capture_sources import GradientOf, Unresolved, find_origins
 from .captures import Lifted
 from .facts import Source
-from .inputs import CapturedTensor
+from .inputs import CapturedTensor, GradientOf, Unresolved
 
 
 def resolve(
-    root: Callable[..., Any],
     lifted: Sequence[Lifted],
     arguments: Sequence[tuple[Arg, Tensor]],
     watch: Watch,
@@ -38,10 +35,9 @@ def resolve(
     ended = [saved[id(item.real)] for item in lifted if saved.get(id(item.real), item.real) is not item.real]
     places = watch.places_of([*(item.real for item in lifted), *ended])
     watch.held_ended |= {id(wrapper): (places[id(wrapper)], wrapper) for wrapper in ended if id(wrapper) in places}
-    found_by_walk = iter(find_origins(root, [item.real for item in lifted if id(item.real) not in places]))
-    origins = [places.get(id(item.real)) or next(found_by_walk) for item in lifted]
     found: list[CapturedTensor] = []
-    for item, origin in zip(lifted, origins, strict=True):
+    for item in lifted:
+        origin = places.get(id(item.real)) or Unresolved()
         if id(item.real) in gradients:
             owner = slots[id(gradients[id(item.real)])]
             slot = _fresh(f"{owner}.grad", found)

@@ -143,6 +143,8 @@ class Trace(Recorder):
         called."""
         self.numbers_put: Sequence[tuple[Place, Any, Any]] = ()
         """Where it has put symbols for numbers of Python state, what was there, and these."""
+        self.given_anew = set[Any]()
+        """The identities of the places from which each call takes tensors that it gives by value."""
         self.copies: Sequence[tuple[Tensor, Tensor]] = ()
         """Captured tensors that a function which runs again writes to, and the copies it is given instead."""
         self.ignores_requires_grad = False
@@ -373,7 +375,8 @@ class Trace(Recorder):
         if self.at_level and level_of(wrapper) <= self.at_level:
             return self._read_now(self.lineage.current(self.lift(wrapper)))
         error = refusals.OF_OUTER_TRANSFORM(type_text(inner), where=user_line())
-        error.wrapper = wrapper
+        place = self.watch.places_of([wrapper]).get(id(wrapper)) if self.watch else None
+        error.place = self.watch.from_root(place) if place and self.watch else None
         raise error
 
     def stand_ins(self) -> set[int]:

@@ -386,6 +386,12 @@ STORES_OBJECT = Refusal(
     "the function stores {0} in {1}",
     "store plain values, tensors, or lists, tuples and dicts of them; or return it (has_aux=True for a gradient)",
 )
+OUTPUT_WRITES = Refusal(
+    MutationError,
+    "what the function prints, logs or warns of comes to {0}, which writes to {1}, and the function uses {1} itself: "
+    "output is put out when its program has run",
+    "let {0} write to something else, or log after the call",
+)
 OPAQUE_ALIASED_WRITE = Refusal(
     AliasContractError,
     "{0} writes to an argument that shares memory with another one",

@@ -7,9 +7,8 @@ from itertools import combinations
 from typing import Any
 
 from .. import refusals
-from ..capture.capture_sources import GradientOf
 from ..capture.facts import Facts
-from ..capture.inputs import read_all
+from ..capture.inputs import GradientOf, read_all
 from ..graph_primitives import Opaque
 from ..graphs import Graph, bodies_of
 from ..torch_private.tensors import storage_id

@@ -24,8 +24,7 @@ from torch import Tensor
 from .. import refusals
 from ..backends.backend import Backend, Runnable, emitted_bodies
 from ..backends.choose import backend_named
-from ..capture.capture_sources import Unresolved
-from ..capture.inputs import read_all
+from ..capture.inputs import Unresolved, read_all
 from ..capture.trace import active_trace
 from ..graph_primitives import Read
 from ..graphs import Graph, device_of, tensors_in

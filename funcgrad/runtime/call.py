@@ -9,7 +9,7 @@ import itertools
 import keyword
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -17,8 +17,8 @@ import torch
 
 from ..autograd_state import lead_to
 from ..backends.backend import Runnable
-from ..capture.capture_sources import GradientOf, Origin
 from ..capture.facts import Facts
+from ..capture.inputs import GradientOf
 from ..errors import ArgumentError
 from ..graph_primitives import PathMiss, Read
 from ..joint import Constant, Joint
@@ -83,13 +83,12 @@ def _printed(
     """The call with variables of these names."""
     key, facts, statements, joint = around.key, around.facts, around.statements, around.joint
     examples = around.examples
-    constants: dict[str, Any] = {"MISS": MISS, KERNEL: kernel, "root": around.root}
+    constants: dict[str, Any] = {"MISS": MISS, KERNEL: kernel}
     otherwise = "return MISS"
     leaf_names = [names.fresh(path) for path in key.paths]
     captured_names = [names.fresh(str(c.slot)) for c in facts.captured]
     lines = _print_arguments(key.tree, leaf_names, constants, otherwise)
     arguments: dict[Slot, str] = {Arg(path): name for path, name in zip(key.paths, leaf_names, strict=True)}
-    chains = _Chains(names)
     lines += [f"if {own} is not {first}: {otherwise}" for own, first in facts.one.items() if own != first]
     if len(several := [own for own, first in facts.one.items() if own == first]) > 1:
         lines.append(f"if len({{*map(id, ({', '.join(several)}))}}) != {len(several)}: {otherwise}")
@@ -114,7 +113,7 @@ def _printed(
             f"{numbers[slot]} = {place.expression(constant)}",
             f"if type({numbers[slot]}) is not {slot.kind.__name__}: {otherwise}",
         ]
-    reads += _print_reads(facts, arguments, captured_names, chains, constants, constant, otherwise)
+    reads += _print_reads(facts, arguments, captured_names, constants, constant, otherwise)
     if reads:
         lines += ["try:", *(f"    {line}" for line in reads), GONE_TEXT, f"    {otherwise}"]
     inner_names: dict[str, str] = {}
@@ -271,21 +270,17 @@ def _print_reads(
     facts: Facts,
     leaf_names: Mapping[Slot, str],
     captured_names: Sequence[str],
-    chains: _Chains,
     constants: dict[str, Any],
     constant: NameOf,
     otherwise: str,
 ) -> list[str]:
     """Lines that read the captured tensors from where they live; each must live in all the places in which it was."""
-    chains.plan([c.origin.steps for c in facts.captured if isinstance(c.origin, Origin)])
     lines: list[str] = []
     name_of: dict[Slot, str] = {
         captured.slot: name for name, captured in zip(captured_names, facts.captured, strict=True)
     }
     for name, captured in zip(captured_names, facts.captured, strict=True):
-        if isinstance(captured.origin, Origin):
-            lines += chains.read(captured.origin.steps, name)
-        elif isinstance(captured.origin, Place):
+        if isinstance(captured.origin, Place):
             lines.append(f"{name} = {captured.origin.expression(constant)}")
         elif isinstance(captured.origin, GradientOf):
             lines.append(f"{name} = {name_of.get(captured.origin.slot) or leaf_names[captured.origin.slot]}.grad")
@@ -305,32 +300,6 @@ def _print_reads(
             for place, slot in facts.also
         ),
     ]
-
-
-class _Chains:
-    """Prints chains of attribute and item reads from ``root``, each shared beginning once."""
-
-    def __init__(self, names: _Names) -> None:
-        self._names = names
-        self._shared: set[tuple[str, ...]] = set()
-        self._known: dict[tuple[str, ...], str] = {(): "root"}
-
-    def plan(self, chains: Sequence[tuple[str, ...]]) -> None:
-        seen: set[tuple[str, ...]] = set()
-        for chain in chains:
-            for end in range(1, len(chain)):
-                prefix = chain[:end]
-                (self._shared if prefix in seen else seen).add(prefix)
-
-    def read(self, chain: tuple[str, ...], target: str) -> Iterator[str]:
-        start = max((p for p in self._known if chain[: len(p)] == p), key=len)
-        for end in range(len(start) + 1, len(chain)):
-            if chain[:end] in self._shared:
-                name = self._names.fresh("at")
-                yield f"{name} = {self._known[start]}{''.join(chain[len(start) : end])}"
-                self._known[chain[:end]] = name
-                start = chain[:end]
-        yield f"{target} = {self._known[start]}{''.join(chain[len(start) :])}"
 
 
 _DEVICES = ("cpu", "cuda", "meta", "mps", "xpu", "hpu")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import abc
 import collections
 import inspect
+import io
 import operator
 import types
 from collections.abc import Sequence, Set
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from .buffers import is_buffer
 from .caches import entries_of, results_of
-from .code import ANY, Mentions, Use, mentions, together
+from .code import Mentions, mentions, together
 from .guards import Guard, Met, members_said
 from .hooks import can_be_hooked
 from .impure import is_iterator, refuse_iterator
@@ -26,6 +27,7 @@ from .names import (
     among,
     assigned_by,
     found_on,
+    grown_by,
     is_installed,
     is_installed_file,
     is_library,
@@ -37,9 +39,14 @@ from .names import (
 )
 from .places import MISSING, Place
 from .reached import CONTAINERS
+from .uses import ANY, Use
 from .values import holds_symbols, holds_tensors, is_plain, shape_of
 
 _OF_ITEMS = ("__getitem__", "__missing__")
+_FIRST = {"appendleft", "extendleft", "insert"}
+"""Methods that put items before those that are there."""
+_READS = {"getvalue", "getbuffer", "read", "readline", "readlines", "seek", "tell", "truncate"}
+"""Methods that tell what a stream holds, or change it."""
 _MOST_KEPT = 64
 """Results of a ``functools.lru_cache`` that are watched."""
 
@@ -160,8 +167,34 @@ class Assumed(Mentioned):
 
     def only_grows(self, held: Any) -> bool:
         """Whether all code that was reached only adds to a buffer or a list, whatever it holds."""
-        names = {*self._names[id(held)], *(place.name for place in self._places.get(id(held), ()))}
-        return any(all(only_grows(name, said) for name in names) for said in self.said_of_contents)
+        names = self._all_names(held)
+        return bool(names) and any(all(only_grows(name, said) for name in names) for said in self.said_of_contents)
+
+    def uses(self, held: Any, name: str) -> bool:
+        """Whether code that was reached does anything with a container, or with a name in a dict of attributes or of
+        globals."""
+        met, said = self.met.get(id(held)), self.said
+        if isinstance(held, io.IOBase) and said.attributes.isdisjoint(_READS):
+            return False
+        if met is None:
+            read = any(guard.place.owner is held and guard.place.key == name for guard in self._guards.values())
+            return read or (id(held), name) in self.globals
+        names = [name] if met.of is not None else [taken_apart(own)[0] for own in self._all_names(held)]
+        return not said.uses.keys().isdisjoint(names)
+
+    def grows_at(self, held: Any) -> str | None:
+        """Where code adds to a list or a deque to which it only adds: ``"first"``, before its items, ``"last"``, or
+        None, at both ends. A deque that is full takes no ``insert``."""
+        named = ((name, said) for name in self._all_names(held) for said in self.said_of_contents)
+        methods = set[str]().union(*(grown_by(name, said) for name, said in named))
+        if not methods & _FIRST:
+            return "last"
+        is_bounded = isinstance(held, collections.deque) and held.maxlen is not None
+        return "first" if methods <= _FIRST and not (is_bounded and "insert" in methods) else None
+
+    def _all_names(self, held: Any) -> list[str]:
+        """The names by which code reaches a container: those it had, and those of where it was when it held tensors."""
+        return list(dict.fromkeys([*self._names.get(id(held), ()), *(p.name for p in self._places.get(id(held), ()))]))
 
     @property
     def said_of_contents(self) -> list[Mentions]:
@@ -256,7 +289,7 @@ class Assumed(Mentioned):
 
     def _guard_container(self, met: Met, said: Mentions, lists: bool) -> None:
         """``lists``: whether code may reach all that an object holds, by no name."""
-        container, names = met.container, self._names[id(met.container)]
+        container, names = met.container, self._all_names(met.container)
         if id(container) in self._places and id(container) not in self.written:
             return  # it is looked into where it lives: there may be another one
         if met.of is not None and id(container) in self._late and not said.by_name and not can_be_hooked(type(met.of)):
@@ -307,7 +340,7 @@ class Assumed(Mentioned):
             said = self.said  # of all code that was reached: asked for where it matters
             keys: Set[Any] | None = said.attributes | said.strings
             if met.of is None:
-                keys = self._keys(met.container, self._names[id(met.container)], said)
+                keys = self._keys(met.container, self._all_names(met.container), said)
             for key in found:
                 if keys is None or key in keys:
                     raise refuse_iterator(item_name(met.name, key) if met.of is None else joined(met.name, key))

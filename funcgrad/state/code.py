@@ -1,9 +1,4 @@
-"""What a function's bytecode mentions: names, attributes, and how each of them is used.
-
-Items of builtin containers are read without any hook. Where every use of a name subscripts it by constants
-(``cfg["lr"]``), only those items are read; where every use grows it (``log.append(x)``), nothing of it is. A pattern
-this module does not know means: all of it.
-"""
+"""What a function's bytecode mentions: names, attributes, and how each of them is used (``uses.py``)."""
 
 from __future__ import annotations
 
@@ -13,51 +8,23 @@ import functools
 import itertools
 import types
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 from attrs import frozen
 
-_NO_OPERATION = {"CACHE", "EXTENDED_ARG", "PRECALL", "RESUME", "NOP", "NOT_TAKEN"}
-GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME"}
-ATTRIBUTE = {"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM"}
-CELL = {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
-LOADS = GLOBAL | ATTRIBUTE | CELL
+from .uses import ATTRIBUTE, CELL, CONSTANT, GLOBAL, LOADS, Ahead, Use, subscripts, use_at, without_padding
+
 _IMPORTS = ("IMPORT_FROM", "STORE_", "SWAP", "POP_TOP")
 """What follows ``IMPORT_NAME`` of what is imported."""
-_CONSTANT = {"LOAD_CONST", "LOAD_SMALL_INT"}
-_GROWS = {"append", "extend", "appendleft", "add", "update", "write", "writelines"}
 _BY_NAME = {"getattr", "hasattr", "setattr", "delattr", "vars", "asdict", "astuple", "dir"}
 _GETTERS = {"attrgetter"}
 _PAST_HOOKS = {"__getattribute__", "getattr_static", "__get__"}
 """Ways to read an attribute of an object of which its class does not hear."""
 _SETS_BY_NAME = {"setattr", "delattr", "__setattr__", "__delattr__"}
 _LOOK = {"isinstance", "issubclass", "super"}
-ANY = object()
-"""A key that is computed."""
 UNSEEN = {"globals", "locals", "eval", "exec", "input"}
 """Builtins that read what no guard can watch."""
-
-
-@frozen
-class Use:
-    """One use of a name: the constants it is subscripted by (``ANY``: something computed), then what happens:
-    ``"read"``, ``"grow"`` (a container is added to), ``"store"`` (an item is replaced), ``"count"`` (a number is
-    increased by a constant in place), ``"look"`` (it is asked for its keys or its length, not for what it holds)."""
-
-    keys: tuple[Hashable, ...]
-    then: str
-    by: tuple[type, Any] | None = None
-    """The constant by which is counted, and its type: 1 is not 1.0."""
-
-    def at(self, path: tuple[Any, ...]) -> str | None:
-        """What happens to the item at these keys; None where it is another one."""
-        if any(own is not ANY and own != key for own, key in zip(self.keys, path, strict=False)):
-            return None
-        if self.then == "look" and len(self.keys) < len(path) and isinstance(path[len(self.keys)], str):
-            return None  # of a dict, keys are asked for; items of a list are compared
-        return self.then if len(self.keys) == len(path) else "read"
 
 
 @frozen
@@ -140,11 +107,6 @@ def together(parts: Sequence[Mentions]) -> Mentions:
     return Mentions(**{f: frozenset().union(*(getattr(p, f) for p in parts)) for f in fields}, uses=merged)
 
 
-def without_padding(code: types.CodeType) -> list[dis.Instruction]:
-    """The instructions of a code object that do anything."""
-    return [i for i in dis.get_instructions(code) if i.opname not in _NO_OPERATION]
-
-
 @functools.lru_cache(maxsize=8192)
 def mentions(code: types.CodeType) -> Mentions:
     """What a code object mentions."""
@@ -157,7 +119,7 @@ def mentions(code: types.CodeType) -> Mentions:
         kind = _kind(step.opname)
         if kind is not None:
             found[kind].add(step.argval)
-        if step.opname in ("IS_OP", "CONTAINS_OP") and steps[at - 1].opname not in _CONSTANT:
+        if step.opname in ("IS_OP", "CONTAINS_OP") and steps[at - 1].opname not in CONSTANT:
             found["compared"].add(step.opname)
         if step.opname == "MATCH_CLASS" and step.argval:  # case Config(v)
             found["attributes"].add("__match_args__")
@@ -165,7 +127,7 @@ def mentions(code: types.CodeType) -> Mentions:
             found["attributes"].update(named)
             for name in named:
                 uses.setdefault(name, set()).add(Use((), "read"))
-        if step.argval == "type" and step.opname in GLOBAL and not _reads_of_type(_Ahead(steps, at + 1)):
+        if step.argval == "type" and step.opname in GLOBAL and not _reads_of_type(Ahead(steps, at + 1)):
             found["types"].add("type")
         if step.opname in LOADS:
             use = use_at(steps, at)
@@ -198,17 +160,17 @@ def _texts(steps: Sequence[dis.Instruction]) -> tuple[list[types.CodeType], froz
     for at, step in enumerate(steps):
         if step.opname not in GLOBAL or step.argval not in UNSEEN:
             continue
-        rest = _Ahead(steps, at + 1)
+        rest = Ahead(steps, at + 1)
         rest = rest.after(1) if rest.ops(0) == "PUSH_NULL" else rest
         is_globals = step.argval == "globals" and rest.ops(0) == "CALL" and rest.value(0) == 0
         rest = rest.after(1) if is_globals else rest
         text, then = rest.value(0), rest.at(1)
         if is_globals:
-            is_known = then is not None and _subscripts(then) and isinstance(text, str) and text.isidentifier()
+            is_known = then is not None and subscripts(then) and isinstance(text, str) and text.isidentifier()
         else:
             is_known = step.argval in ("eval", "exec") and isinstance(text, str) and rest.is_call_of_one()
         try:
-            if not is_known or rest.ops(0) not in _CONSTANT:
+            if not is_known or rest.ops(0) not in CONSTANT:
                 raise SyntaxError
             found.append(compile(str(text), "<string>", "eval" if step.argval != "exec" else "exec"))
         except (SyntaxError, ValueError):
@@ -277,59 +239,10 @@ def _is_names(constant: object) -> bool:
     return isinstance(constant, (tuple, frozenset)) and all(isinstance(c, str) for c in constant)
 
 
-def _subscripts(step: dis.Instruction) -> bool:
-    return step.opname == "BINARY_SUBSCR" or (step.opname == "BINARY_OP" and step.argrepr == "[]")
-
-
-def _added(constant: Any, step: dis.Instruction | None) -> tuple[type, Any] | None:
-    """What an instruction adds in place, if it is a number; that is ``constant``."""
-    if (
-        step is None
-        or step.opname != "BINARY_OP"
-        or step.argrepr not in ("+=", "-=")
-        or type(constant) not in (int, float)
-    ):
-        return None
-    return type(constant), constant if step.argrepr == "+=" else -constant
-
-
-def use_at(steps: Sequence[dis.Instruction], at: int, aliases: bool = True) -> Use:
-    """How the value that is loaded at ``at`` is used; ``aliases``: by another name, too."""
-    keys: list[Hashable] = []
-    rest = _Ahead(steps, at + 1)
-    while (item := rest.item()) is not None:
-        key, rest = item
-        keys.append(key)
-    stored = rest.past_values(1)
-    if stored is not None and stored.ops(0) == "STORE_SUBSCR":
-        return Use((*keys, rest.key_until(stored)), "store")
-    if (
-        rest.ops(0) in _CONSTANT
-        and rest.ops(1) == rest.ops(2) == "COPY"
-        and rest.ops(4) in _CONSTANT
-        and rest.ops(8) == "STORE_SUBSCR"
-    ):
-        third, by = rest.at(3), _added(rest.value(4), rest.at(5))
-        if third is not None and _subscripts(third) and by is not None:
-            return Use((*keys, _hashable(rest.value(0))), "count", by)
-    if rest.ops(0) in ("LOAD_METHOD", "LOAD_ATTR") and rest.value(0) in _GROWS:
-        return Use(tuple(keys), "grow")
-    if aliases and rest.ops(0) == "STORE_FAST" and rest.is_grown(str(rest.value(0))):
-        return Use(tuple(keys), "grow")
-    if rest.ops(0) in {"CONTAINS_OP", "TO_BOOL"} | _BRANCHES or (not keys and _is_measured(steps, at)):
-        return Use(tuple(keys), "look")
-    by = _added(rest.value(0), rest.at(1))
-    if not keys and rest.ops(0) in _CONSTANT and by is not None:
-        store = rest.at(3) if rest.ops(2) == "SWAP" else rest.at(2)
-        if store is not None and store.opname.startswith("STORE_") and store.argval == steps[at].argval:
-            return Use((), "count", by)
-    return Use(tuple(keys), "read")
-
-
 def _is_looked_at(steps: Sequence[dis.Instruction], at: int) -> bool:
     """Whether what is loaded at ``at`` is compared, matched or asked for an attribute, as a class is of which no
     object is made."""
-    rest = _Ahead(steps, at + 1)
+    rest = Ahead(steps, at + 1)
     if rest.ops(0) in {"CHECK_EXC_MATCH", "IS_OP"} | ATTRIBUTE or rest.ops(1) == "MATCH_CLASS":
         return True
     if steps[at].argval == "type" and rest.is_call_of_one():
@@ -348,7 +261,7 @@ def asks_type(steps: Sequence[dis.Instruction], at: int) -> bool:
     """Whether ``type``, which is loaded at ``at``, is called there, or kept in a variable, or an argument of a call."""
     if "NULL" in steps[at].argrepr:
         return True
-    rest, before = _Ahead(steps, at + 1), steps[at - 2].opname if at > 1 else ""
+    rest, before = Ahead(steps, at + 1), steps[at - 2].opname if at > 1 else ""
     if rest.ops(0) in ATTRIBUTE or _compares(rest) or before == "MAKE_FUNCTION":  # a class that is made
         return False
     if rest.ops(0) in ("STORE_FAST", "STORE_DEREF"):
@@ -363,11 +276,11 @@ def asks_type(steps: Sequence[dis.Instruction], at: int) -> bool:
 
 def asks_type_otherwise(steps: Sequence[dis.Instruction], at: int) -> bool:
     """Whether more is done with it than that, or to compare it."""
-    rest = _Ahead(steps, at + 1)
+    rest = Ahead(steps, at + 1)
     return not (asks_type(steps, at) or _compares(rest) or rest.ops(1) == "MATCH_CLASS")
 
 
-def _compares(rest: _Ahead) -> bool:
+def _compares(rest: Ahead) -> bool:
     """Whether what was loaded is compared, with what was loaded before, or is next."""
     return any(rest.ops(i) in ("IS_OP", "COMPARE_OP", "CONTAINS_OP") for i in (0, 1))
 
@@ -376,130 +289,19 @@ def compares_with_object(frame: types.FrameType) -> bool:
     """Whether what a frame loads now is compared by ``is`` with what is not None."""
     steps = without_padding(frame.f_code)
     at = next((i for i, step in enumerate(steps) if step.offset == frame.f_lasti), len(steps))
-    rest = _Ahead(steps, at + 1)
+    rest = Ahead(steps, at + 1)
     while rest.ops(1) in ATTRIBUTE:  # of what it is compared with
         rest = rest.after(1)
     return rest.ops(0) == "IS_OP" or (rest.ops(1) == "IS_OP" and rest.value(0) is not None)
 
 
-def _reads_of_type(rest: _Ahead) -> bool:
+def _reads_of_type(rest: Ahead) -> bool:
     """Whether what follows ``type`` is ``(x).attribute``, or ``(self)``, which is no number."""
     return (
         rest.ops(0).startswith("LOAD_")
         and rest.is_call_of_one()
         and (rest.ops(2) in ATTRIBUTE or rest.value(0) == "self")
     )
-
-
-_BRANCHES = {"POP_JUMP_FORWARD_IF_FALSE", "POP_JUMP_FORWARD_IF_TRUE", "POP_JUMP_IF_FALSE", "POP_JUMP_IF_TRUE"}
-_GROWN = Use((), "grow")
-_CALLS = {"CALL": 2, "CALL_KW": 3}
-"""How many places a call takes, besides those of its arguments."""
-_TAKES = {
-    **dict.fromkeys(("PUSH_NULL", "KW_NAMES"), 0),
-    **dict.fromkeys(("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM", "UNARY_NEGATIVE", "UNARY_NOT", "STORE_FAST"), 1),
-    **dict.fromkeys(("FORMAT_SIMPLE", "CONVERT_VALUE"), 1),
-    **dict.fromkeys(("BINARY_OP", "BINARY_SUBSCR", "COMPARE_OP", "FORMAT_WITH_SPEC"), 2),
-    "LOAD_SUPER_ATTR": 3,
-}
-_TAKES_EACH = {"BUILD_STRING": 1, "BUILD_TUPLE": 1, "BUILD_LIST": 1, "BUILD_SLICE": 1, "BUILD_MAP": 2}
-"""Those of so many places for each that their argument counts."""
-
-
-def stack_use(step: dis.Instruction) -> tuple[int | None, int]:
-    """How many places of the stack an instruction takes, and how many it leaves; None where it may branch, or nobody
-    knows."""
-    name, n = step.opname, step.arg or 0
-    if name in _CALLS:  # Python 3.11 counts the arguments as taken where it prepares the call
-        return n + _CALLS[name], 1
-    if name == "FORMAT_VALUE":
-        taken = 1 + bool(n & 4)
-    elif name in _TAKES_EACH:
-        taken = n * _TAKES_EACH[name]
-    elif name in _TAKES or name.startswith("LOAD_"):
-        taken = _TAKES.get(name, 0)
-    else:
-        return None, 0
-    return taken, taken + dis.stack_effect(step.opcode, step.arg)
-
-
-@frozen
-class _Ahead:
-    """The instructions from one on."""
-
-    steps: Sequence[dis.Instruction]
-    start: int
-
-    def at(self, i: int) -> dis.Instruction | None:
-        return self.steps[self.start + i] if self.start + i < len(self.steps) else None
-
-    def ops(self, i: int) -> str:
-        step = self.at(i)
-        return "" if step is None else step.opname
-
-    def value(self, i: int) -> object:
-        step = self.at(i)
-        return None if step is None else step.argval
-
-    def is_call_of_one(self) -> bool:
-        """Whether a function is called with one argument: ``type(x)``, and not the ``x()`` of ``type(x())``."""
-        return self.ops(1) == "CALL" and self.value(1) == 1
-
-    def after(self, n: int) -> _Ahead:
-        return _Ahead(self.steps, self.start + n)
-
-    def item(self) -> tuple[Hashable, _Ahead] | None:
-        """The key by which an item is taken of what was loaded, and what follows: ``x[key]``,
-        ``x.setdefault(key, [])``."""
-        is_default = self.ops(0) in ("LOAD_METHOD", "LOAD_ATTR") and self.value(0) == "setdefault"
-        key = self.after(1) if is_default else self
-        end = key.past_values(1 + is_default)
-        if end is None or (step := end.at(0)) is None:
-            return None
-        last = end.after(-1)
-        if is_default:
-            is_item = last.ops(0) in ("BUILD_LIST", "BUILD_MAP") and not last.value(0) and step.opname == "CALL"
-        else:
-            is_item = _subscripts(step) and last.ops(0) != "BUILD_SLICE"
-        return (key.key_until(last if is_default else end), end.after(1)) if is_item else None
-
-    def key_until(self, end: _Ahead) -> Hashable:
-        """The key that the instructions up to others compute."""
-        return _hashable(self.value(0)) if end.start == self.start + 1 and self.ops(0) in _CONSTANT else ANY
-
-    def past_values(self, n: int) -> _Ahead | None:
-        """What takes the next ``n`` values from the stack, and what was there before; None where it is not these, or
-        where there are branches on the way."""
-        depth, rest = 0, self
-        while (step := rest.at(0)) is not None:
-            taken, left = stack_use(step)
-            if taken is None or taken > depth:
-                break
-            depth, rest = depth - taken + left, rest.after(1)
-        return rest if depth == n else None
-
-    def is_grown(self, variable: str) -> bool:
-        """Whether code only adds to what a local variable holds."""
-        for at, step in enumerate(self.steps):
-            if "LOAD_FAST" in step.opname:  # from Python 3.13 on one step may store, or load, another one, too
-                names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
-                *others, last = names[step.opname.startswith("STORE") :]
-                if variable in others or (variable == last and use_at(self.steps, at, False) != _GROWN):
-                    return False
-        return True
-
-
-def _is_measured(steps: Sequence[dis.Instruction], at: int) -> bool:
-    """Whether ``len`` is called of what is loaded at ``at``, which may be an attribute of a variable."""
-    before = [step for step in steps[max(at - 3, 0) : at] if step.opname != "PUSH_NULL"]
-    while before and (before[-1].opname in ATTRIBUTE or before[-1].opname.startswith("LOAD_FAST")):
-        before.pop()
-    is_len = bool(before) and before[-1].opname in GLOBAL and before[-1].argval == "len"
-    return is_len and _Ahead(steps, at).is_call_of_one()
-
-
-def _hashable(value: object) -> Hashable:
-    return value if isinstance(value, Hashable) else repr(value)
 
 
 def builtins_in(names: frozenset[str], namespace: Mapping[str, object]) -> Iterator[str]:

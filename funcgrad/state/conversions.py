@@ -32,11 +32,12 @@ from ..torch_private.functional import FunctionalTensor
 from ..torch_private.modes import function_modes
 from ..torch_private.optimisers import CONVERTING
 from ..torch_private.symbols import is_size
-from .code import GLOBAL, asks_type, asks_type_otherwise, mentions, without_padding
+from .code import asks_type, asks_type_otherwise, mentions
 from .hooks import current_listener
 from .names import LIBRARIES, package
 from .renamed import original, renamed
 from .unread import Unread
+from .uses import GLOBAL, without_padding
 
 Globals = dict[str, Any]
 _lock = threading.Lock()

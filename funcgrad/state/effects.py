@@ -70,25 +70,36 @@ class Count:
 
 @frozen(eq=False)
 class Grow:
-    """A list, deque or buffer gets more items, a set more members; a stream is written to."""
+    """A list, deque or buffer gets more items, a set more members; a stream is written to. ``first``: the items come
+    before those that are there."""
 
     container: Any
     name: str
     new: New
+    first: bool = False
 
     def lines(self, names: Names, constants: dict[str, Any], constant: Constant) -> Iterator[str]:
         is_stream = isinstance(self.container, io.IOBase)
+        items = self.new.text(names, constants, constant)
+        if self.first and isinstance(self.container, list):
+            yield call_text(self.container, "__setitem__", f"{constant(slice(0, 0))}, {items}", constant)
+            return
         method = "update" if isinstance(self.container, set) else "write" if is_stream else "extend"
-        yield call_text(self.container, method, self.new.text(names, constants, constant), constant)
+        if self.first:
+            method, items = "extendleft", f"reversed({items})"
+        yield call_text(self.container, method, items, constant)
 
     def stored(self) -> Iterator[tuple[Stored, Callable[[], Any]]]:
         """See ``Store.stored``; what stands where in a set, nobody knows."""
         more = [*self.new.slots()] if isinstance(self.container, (list, collections.deque)) else []
         for slot, find in more:
-            yield slot, lambda find=find: find([*self.container][-self.new.n_items :])  # type: ignore[misc]
+            yield slot, lambda find=find: find(self._of_new())  # type: ignore[misc]
+
+    def _of_new(self) -> list[Any]:
+        return [*self.container][: self.new.n_items] if self.first else [*self.container][-self.new.n_items :]
 
     def __str__(self) -> str:
-        return f"{self.name} += {self.new}"
+        return f"{self.name}[:0] = {self.new}" if self.first else f"{self.name} += {self.new}"
 
 
 @frozen(eq=False)

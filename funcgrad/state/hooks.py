@@ -46,9 +46,10 @@ _hooked: dict[type, list[Any]] = {}
 
 _WITH_STATE = (
     "torch.nn.", "torch.optim.", "torch.amp.", "torch.cuda.amp.", "torch.distributions.", "torch.quasirandom.",
+    "torch.utils.data.",
 )  # fmt: skip
 """Where torch has classes whose objects keep state for those who use them: optimisers, schedulers, scalers of
-gradients."""
+gradients, datasets."""
 HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8
 
 

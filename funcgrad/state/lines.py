@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from attrs import frozen
 
-from .code import ATTRIBUTE, CELL, GLOBAL, use_at, without_padding
 from .names import is_installed_file, taken_apart
+from .uses import ATTRIBUTE, CELL, GLOBAL, use_at, without_padding
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep

@@ -258,6 +258,13 @@ def only_grows(name: str, said: Mentions) -> bool:
     return uses is not None and "grow" in uses and uses <= {"grow", "store"}
 
 
+def grown_by(name: str, said: Mentions) -> set[str]:
+    """The methods by which code adds to the container that a reader calls ``name``."""
+    base, path = taken_apart(name)
+    grown = [use for use in said.uses.get(base, ()) if path is not None and use.at(path) == "grow"]
+    return {method for use in grown for method in use.by or ()}
+
+
 def steps_of(name: str, said: Mentions) -> set[tuple[type, Any] | None]:
     """The constants by which code increases, in place, the number that a reader calls ``name``, with their types."""
     base, path = taken_apart(name)

@@ -173,6 +173,12 @@ def _write(original: Callable[[str], Any], text: str) -> Any:
     return len(text)
 
 
+def standard_output() -> Any:
+    """The caller's own stream, while what is written to it is kept, too."""
+    stream: Any = sys.stdout
+    return object.__getattribute__(stream, "_stream") if type(stream) is _Output else stream
+
+
 def is_kept() -> bool:
     """Whether this thread keeps what is printed to standard output."""
     return _kept.get() is not None and (type(sys.stdout) is _Output or keeps(sys.stdout))

@@ -131,10 +131,7 @@ class Reached(Found):
         if isinstance(value, enum.Enum) and is_library(type(value)):
             return
         if id(value) in self._known:
-            if name not in self._names[id(value)]:
-                self._names[id(value)].append(name)
-                if isinstance(value, type):
-                    self._made(value)
+            self._named_also(value, name, ())
             return
         self._meet(value, name)
         if isinstance(value, GENERATORS):
@@ -157,6 +154,19 @@ class Reached(Found):
             self.see(value.__wrapped__, name)
         elif not isinstance(value, C_FUNCTIONS) and not _is_inert(type(value)):
             self.unwatched[id(value)] = value, name
+
+    def _named_also(self, value: Any, name: str, above: tuple[Any, ...]) -> None:
+        """Something known has this name, too, and so has what it holds, if it is a container (``above``: those that it
+        is in)."""
+        if name in self._names[id(value)] or any(value is own for own in above):
+            return
+        self._names[id(value)].append(name)
+        if isinstance(value, type):
+            self._made(value)
+        held = self._late.get(id(value))
+        for key, item in held.items if held is not None and held.of is None else ():
+            if isinstance(item, (dict, list, tuple, set, collections.deque)) and id(item) in self._known:
+                self._named_also(item, item_name(name, key), (*above, value))
 
     def _argument(self, value: Any, name: str) -> None:
         """An argument that is no tensor: containers, and classes whose values compare by their fields, are part of
@@ -228,7 +238,7 @@ class Reached(Found):
 
     def _partial(self, partial: functools.partial[Any], name: str) -> None:
         self.see(partial.func, name)
-        self._container(partial.args, joined(name, "args"))
+        self._value(Place("slot", partial, "args", joined(name or "partial", "args")), partial.args)
         self._container(partial.keywords, joined(name, "keywords"))
         self.whole.add(id(partial.keywords))
 

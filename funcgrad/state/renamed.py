@@ -9,7 +9,7 @@ from typing import Any
 
 from attrs import frozen
 
-from .code import GLOBAL, without_padding
+from .uses import GLOBAL, without_padding
 
 
 @frozen(eq=False)

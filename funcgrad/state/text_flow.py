@@ -18,7 +18,7 @@ from typing import Any
 
 from attrs import frozen
 
-from .code import GLOBAL, stack_use
+from .uses import GLOBAL, stack_use
 
 _LOADS = ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW")
 _BEGINS = (*GLOBAL, *_LOADS, "LOAD_DEREF", "LOAD_CONST")

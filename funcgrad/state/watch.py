@@ -349,6 +349,13 @@ class Watch(Loggers):
         is_one = not places or id(place.owner) in self.written or isinstance(place.owner, Place)
         return place if is_one else evolve(place, owner=places[0])
 
+    def from_root(self, place: Place) -> Place:
+        """The same place, where its owner may be another object in each call."""
+        known = {id(attributes_of(g.value)): g.place for g in reversed(self._guards.values()) if g.how == "is"}
+        if (of := known.get(id(place.owner))) is None or of.owner is place.owner:
+            return self.lasting(place)
+        return evolve(place, owner=Place("slot", self.from_root(of), "__dict__", of.name))
+
     def put_back(self, put: Sequence[tuple[Place, Any, Any]]) -> None:
         """What ``put_numbers`` has put somewhere goes again, for what was there."""
         for place, had, stand_in in reversed(put):

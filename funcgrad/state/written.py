@@ -39,7 +39,8 @@ from .code import Mentions
 from .effects import Count, Effect, Grow, Refill, Store, refill
 from .guards import Guard, Met, members_said
 from .hooks import can_be_hooked
-from .names import found_on, is_hook_of_module, is_replaced, item_name, joined, only_grows, steps_of, uses_of
+from .listeners import too_late
+from .names import found_on, is_hook_of_module, is_replaced, item_name, joined, steps_of, uses_of
 from .new_values import CALLED, New, NewObject, attributes_made, is_copied, is_lasting, is_new
 from .output import Log, Print, Printed, effects_of
 from .places import MISSING, Place
@@ -111,6 +112,7 @@ class Written:
         """The identities of places whose values are only counted: no guard is needed."""
         self._back: list[Callable[[], None]] = []
         self._refused: list[tuple[str, str]] = []
+        self._too_late = next(too_late(printed, watch.uses), None)
         for met in (*watch.met.values(), *watch.given_items):
             self._compare(met)
         slots = (*watch.slots.values(), *watch.given_slots)
@@ -171,10 +173,12 @@ class Written:
 
     @property
     def is_replayable(self) -> bool:
-        return not self._refused
+        return not (self._refused or self._too_late)
 
     def require_replayable(self) -> None:
         """Raise ``MutationError`` for what cannot be replayed; hooks on modules a first call alone may register."""
+        if self._too_late:
+            raise refusals.OUTPUT_WRITES(*self._too_late, where=self._too_late[1])
         if self._refused:
             refused = refusals.STORES_OBJECT(*self._refused[0][::-1], where=self._refused[0][0])
             refused.initialises = all(is_hook_of_module(name) for name, _ in self._refused)
@@ -228,7 +232,7 @@ class Written:
         elif isinstance(container, set) and container != before:
             self._watch.written.add(id(container))
             self._back.append(lambda: refill(container, before))
-            only_more = container > before and only_grows(met.name, self._said)
+            only_more = container > before and self._watch.only_grows(container)
             new = self._new([*(container - before if only_more else container)], met.name)
             if new is not None:
                 self.effects.append((Grow if only_more else Refill)(container, met.name, new))
@@ -246,8 +250,7 @@ class Written:
 
     def _items(self, met: Met) -> None:
         container, before = met.container, met.before
-        pairs = enumerate(zip(before, container, strict=False))
-        changed = [i for i, (had, now) in pairs if not self._same(Place("item", container, i, "").identity, had, now)]
+        changed = self._changed(met, list(container))
         n, before = len(before), [self._watch.number(v) for v in before]
         if not changed and len(container) == n:
             self._back.append(
@@ -266,17 +269,26 @@ class Written:
         if len(container) == n and all(counts):
             self._count(*counts)
             return
-        only_grown = any(only_grows(met.name, said) for said in self._watch.said_of_contents)
-        may_grow = id(container) in self._watch.given or only_grown
-        grown = not changed and len(container) > n and may_grow
-        self._watch.grew_as_may_be_read |= not changed and len(container) > n and not may_grow
+        n_new = len(container) - n
+        is_given = id(container) in self._watch.given  # of this length in each call
+        may_grow = is_given or self._watch.only_grows(container)
+        at = ("last" if is_given else self._watch.grows_at(container)) if may_grow and n_new > 0 else None
+        first = at == "first" and not self._changed(met, list(container)[n_new:])
+        grown = first or (at == "last" and not changed)
+        self._watch.grew_as_may_be_read |= not changed and n_new > 0 and not may_grow
         if not grown:
             self._watch.replaced.add(
                 ("items", id(container)) if len(container) == n <= _ITEM_BY_ITEM else id(container)
             )
-        new = self._new(list(container)[n:] if grown else list(container), met.name)
-        if new is not None:
-            self.effects.append((Grow if grown else Refill)(container, met.name, new))
+        more = list(container)[:n_new] if first else list(container)[n:] if grown else list(container)
+        if (new := self._new(more, met.name)) is None:
+            return
+        self.effects.append(Grow(container, met.name, new, first) if grown else Refill(container, met.name, new))
+
+    def _changed(self, met: Met, now: Sequence[Any]) -> list[int]:
+        """Which items of a list or a deque are no longer what they were."""
+        pairs = enumerate(zip(met.before, now, strict=False))
+        return [i for i, (had, own) in pairs if not self._same(Place("item", met.container, i, "").identity, had, own)]
 
     def _counted(self, place: Place, start: Any, now: Any, otherwise: Any = MISSING) -> Count | None:
         """The effect, if a number is only ever increased by one constant."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -84,6 +84,10 @@ def dispatch_modes() -> list[Any]:
     """The dispatch modes that this thread is in, the outermost first, without those of torch's own tracers."""
     stack_at: Any = vars(_python_dispatch)["_get_dispatch_stack_at"]
     return [stack_at(i) for i in range(torch._C._len_torch_dispatch_stack())]
+
+
+dispatch_mode_active: Callable[[], bool] = torch._C._len_torch_dispatch_stack  # type: ignore[assignment]
+"""Whether this thread may be in dispatch modes."""
 
 
 @OfProcess

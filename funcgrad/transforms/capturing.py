@@ -10,14 +10,13 @@ import torch
 from attrs import evolve
 
 from ..capture.backward import BackwardError
-from ..capture.capture_sources import Unresolved
 from ..capture.captures import GradientsMatter
 from ..capture.dry_run import Surroundings
 from ..capture.error_translation import named_error
 from ..capture.facts import Facts, require_sizes_may_vary
 from ..capture.floats import NotSymbolicError, VaryingNumbersError
 from ..capture.inner import Inner
-from ..capture.inputs import Inputs, read_all
+from ..capture.inputs import Inputs, Unresolved, read_all
 from ..capture.joint import capture
 from ..capture.observe import observe
 from ..capture.reads import READS_LATER

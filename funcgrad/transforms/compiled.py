@@ -28,13 +28,14 @@ from ..runtime.explanation import Explanation
 from ..runtime.program import Program
 from ..subclasses import inner_tensors
 from ..torch_private.levels import is_legacy_batched, transforms_or_duals
-from ..torch_private.modes import foreign_trace_active, profiler, profiler_range
+from ..torch_private.modes import dispatch_mode_active, foreign_trace_active, profiler, profiler_range
 from ..torch_private.patches import not_looked_into
 from ..trees import flatten_arguments
 from .arguments import take_apart
 from .autograd_boundary import differentiable, pullback_of, pure_of
 from .decorator import name_in_module
 from .definition import Definition, Inferring
+from .dispatch_modes import tell_of_dispatch_modes
 from .levels import call_under_legacy_vmap, call_under_transforms
 from .nodes import called_at_level
 from .programs import Programs
@@ -57,6 +58,8 @@ class Compiled(Programs):
         """By grad mode, what is called in place of this in inference mode, where the function leaves that."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if dispatch_mode_active():
+            tell_of_dispatch_modes(self.__name__, self._options)
         if profiler._is_profiler_enabled:
             with profiler_range(f"funcgrad: {self.__name__}"):
                 return call_under_transforms(self, args, kwargs) if transforms_or_duals() else self.run(args, kwargs)

@@ -15,7 +15,6 @@ from typing import Any
 from torch import Tensor
 
 from .. import refusals
-from ..capture.capture_sources import Unresolved, find_origins
 from ..capture.trace import active_trace
 from ..errors import CapturedTransformError
 from ..runtime.call import MISS
@@ -131,17 +130,17 @@ def _batched(compiled: Programs, leaves: list[Any], tree: Tree, level: int) -> A
     while True:
         target, own_leaves, own_tree = compiled, leaves, tree
         if compiled.of_outer_levels:
-            origins = compiled.of_outer_levels
-            target = compiled.derived(("given", origins), functools.partial(Given, compiled.definition, origins))
+            places = compiled.of_outer_levels
+            target = compiled.derived(("given", places), functools.partial(Given, compiled.definition, places))
             args, kwargs = unflatten(leaves, tree)
-            own_leaves, own_tree, _ = flatten((([origin.read() for origin in origins], *args), kwargs))
+            own_leaves, own_tree, _ = flatten((([place.read() for place in places], *args), kwargs))
         try:
             return _peeled(target, own_leaves, own_tree, level, compiled if target is compiled else None)
         except CapturedTransformError as error:
-            (origin,) = find_origins(compiled.definition.root, [error.wrapper])
-            if isinstance(origin, Unresolved) or isinstance(compiled.definition, Batched):
+            known = {place.identity for place in compiled.of_outer_levels}
+            if error.place is None or error.place.identity in known or isinstance(compiled.definition, Batched):
                 raise
-            compiled.of_outer_levels += (origin,)
+            compiled.of_outer_levels += (error.place,)
             compiled.peels = []
 
 

@@ -20,7 +20,6 @@ from torch.nn.parameter import is_lazy
 
 from .. import refusals
 from ..backends.backend import Runnable
-from ..capture.capture_sources import Origin
 from ..capture.floats import NotSymbolicError
 from ..capture.inputs import Inputs
 from ..capture.source_location import is_of_function, user_line_of
@@ -60,6 +59,7 @@ from ..runtime.varying import (
 )
 from ..slots import Signature
 from ..stages import Stages
+from ..state.places import Place
 from ..state.unread import read_of
 from ..symbolic.sizes import SizeError
 from ..torch_private.modes import modes_entered, outside_dispatch_modes, saved_as_they_are
@@ -94,7 +94,7 @@ class Programs(abc.ABC):
         self.at_level: Programs | None = None  # what is called at levels of autograd
         self.peels: list[Printed] = []  # calls at levels, printed
         self.reverse_rules: dict[Any, Any] = {}  # how a pure function passes levels of reverse mode (nodes.py)
-        self.of_outer_levels: tuple[Origin, ...] = ()
+        self.of_outer_levels: tuple[Place, ...] = ()
         """Where what the function closes over of an outer transform lives: under vmap, it is given by value."""
         self._cache = ProgramCache()
         self._compile_lock = threading.RLock()

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from .. import refusals
 from ..capture.autocast import Autocast, autocast_as
-from ..capture.capture_sources import Origin
 from ..capture.inner import Inner
 from ..capture.runs_again import running_again
 from ..capture.trace import active_trace
@@ -26,6 +25,7 @@ from ..graphs import Graph, pass_of, where_of
 from ..passes.traced_passes import TracedPasses
 from ..slots import Cotangent, Out, Saved, Slot
 from ..state.guards import Guard
+from ..state.places import Place
 from ..state.state import as_it_was
 from ..torch_private.levels import batched_at, dual_parts, sharing_dual_level, unbatched_at, vmap_level
 from ..torch_private.modes import without_function_modes
@@ -367,13 +367,14 @@ class Pushed(_OfPure):
 class Given(Of):
     """A definition that is given, before its arguments, what it closes over of an outer level."""
 
-    origins: tuple[Origin, ...]
+    places: tuple[Place, ...]
     splits = True
 
     def __call__(self, values: Sequence[Any], /, *args: Any, **kwargs: Any) -> Any:
         trace = active_trace()
         assert trace is not None, "it runs only inside a trace, which knows what stands for what"
-        with trace.binding(list(zip((origin.read() for origin in self.origins), values, strict=True))):
+        trace.given_anew |= {place.identity for place in self.places}
+        with trace.binding(list(zip((place.read() for place in self.places), values, strict=True))):
             return self.of(*args, **kwargs)
 
     def argument_names(self, n: int) -> list[str]:
