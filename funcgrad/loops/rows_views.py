@@ -34,7 +34,7 @@ def _filled(value: Any, out: Any) -> Any:
         return NotImplemented
     if isinstance(value, Value):
         return expand(cast(value, out.dtype), tuple(out.shape)) if not value.shape else NotImplemented
-    if out.dtype.is_complex or not fits(value, out.dtype):
+    if not fits(value, out.dtype):
         return NotImplemented
     return number(plain(value, out.dtype), out.dtype, tuple(out.shape))
 
@@ -46,9 +46,7 @@ TABLE |= {
     aten.fill.Scalar: lambda x, value, *, out: _filled(value, out),
     aten.scalar_tensor.default: lambda value, *, out, **_: _filled(value, out),
     aten.clone.default: lambda x, *, out, **_: x,
-    aten._to_copy.default: lambda x, *, out, **_: (
-        NotImplemented if x.dtype.is_complex or out.dtype.is_complex else cast(held(x), out.dtype)
-    ),
+    aten._to_copy.default: lambda x, *, out, **_: cast(held(x), out.dtype),
     aten.copy.default: lambda x, y, non_blocking=False, *, out: expand(cast(y, out.dtype), tuple(out.shape)),
     aten.lift_fresh_copy.default: lambda x, *, out: x,
 }
@@ -72,13 +70,10 @@ def _arange(*args: Any, out: Any, **_: Any) -> Any:
 
 @row(aten.eye.default, aten.eye.m)
 def _eye(*args: Any, out: Any, **_: Any) -> Any:
-    same = compare("eq", count(tuple(out.shape), 0), count(tuple(out.shape), 1))
-    return NotImplemented if out.dtype.is_complex else cast(same, out.dtype)
+    return cast(compare("eq", count(tuple(out.shape), 0), count(tuple(out.shape), 1)), out.dtype)
 
 
 def _triangle(op: str, x: Value, diagonal: int = 0, *, out: Any) -> Any:
-    if x.dtype.is_complex:
-        return NotImplemented
     n = len(x.shape)
     return where(compare(op, count(x.shape, n - 1) - count(x.shape, n - 2), diagonal), x, zeros((), x.dtype))
 
