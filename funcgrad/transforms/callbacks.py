@@ -200,14 +200,9 @@ class _Opaque(Decorated):
     def _require_no_traced_closure(self, name: str, where: str | None) -> None:
         if active_trace() is None:
             return
-        cells = [cell for cell in getattr(self.function, "__closure__", None) or () if _is_filled(cell)]
-        bound = (
-            getattr(self.function, "args", ()),
-            getattr(self.function, "keywords", {}),
-            getattr(self.function, "__defaults__", ()),
-        )
-        path = hidden_tensor([*(cell.cell_contents for cell in cells), *bound])
-        if path is not None:
+        function = getattr(self.function, "__func__", self.function)  # what the object of a method holds is its own
+        held = (function.args, function.keywords) if isinstance(function, functools.partial) else function
+        if isinstance(held, (tuple, types.FunctionType)) and hidden_tensor(held) is not None:
             raise refusals.OPAQUE_CLOSES_OVER(name, self.spelled, where=where)
 
     def _written(self, packed: Sequence[Packed], tensors: Sequence[Tensor], name: str, where: str | None) -> list[int]:
@@ -237,13 +232,6 @@ def _by_position(f: Fn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
     if any(isinstance(leaf, (Tensor, *_SYMBOLS)) for leaf in flatten(rest)[0]):
         return f, bound_by_position(f, args, kwargs)
     return functools.partial(f, **rest) if rest else f, args if bound is None else bound.args
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False
 
 
 def _memory(tensor: Tensor) -> object:
