@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from .rows import TABLE, TAKES_SCALARS, Rule, aten, begin, fits, plain, row
+from .rows import TABLE, TAKES_SCALARS, aten, begin, fits, plain, row
 from .values import (
     Scalar,
     Value,
@@ -102,30 +102,27 @@ def _diagonal(x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1, *, out: A
     return look(x, tuple(out.shape), [at[d] if d in at else next(rest) for d in range(rank)])
 
 
-VIEWS: dict[Any, Rule] = {
-    aten.view.default: lambda x, shape, *, out: reshape(x, tuple(out.shape)),
-    aten._unsafe_view.default: lambda x, shape, *, out: reshape(x, tuple(out.shape)),
-    aten.reshape.default: lambda x, shape, *, out: reshape(x, tuple(out.shape)),
+# no kernel is needed where the memory is there
+TABLE |= dict.fromkeys(
+    (
+        aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default,
+        aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims,
+    ),
+    lambda x, *_, out: reshape(x, tuple(out.shape)),
+)  # fmt: skip
+TABLE |= dict.fromkeys((aten.alias.default, aten.detach.default, aten.lift_fresh.default), lambda x, *, out: x)
+TABLE |= {
     aten.permute.default: lambda x, dims, *, out: permute(x, dims),
     aten.t.default: lambda x, *, out: permute(x, range(len(x.shape))[::-1]),
     aten.transpose.int: lambda x, a, b, *, out: _transpose(x, a, b),
     aten.expand.default: lambda x, shape, *, out, implicit=False: expand(x, tuple(out.shape)),
-    aten.unsqueeze.default: lambda x, dim, *, out: reshape(x, tuple(out.shape)),
-    aten.squeeze.default: lambda x, *, out: reshape(x, tuple(out.shape)),
-    aten.squeeze.dim: lambda x, dim, *, out: reshape(x, tuple(out.shape)),
-    aten.squeeze.dims: lambda x, dims, *, out: reshape(x, tuple(out.shape)),
     aten.slice.Tensor: _slice,
     aten.select.int: lambda x, dim, at, *, out: select(x, dim, at),
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split,
     aten.unbind.int: lambda x, dim=0, *, out: tuple(select(x, dim, i) for i in range(len(out))),
     aten.diagonal.default: _diagonal,
-    aten.alias.default: lambda x, *, out: x,
-    aten.detach.default: lambda x, *, out: x,
-    aten.lift_fresh.default: lambda x, *, out: x,
 }
-"""The rows that only look at memory: no kernel is needed where the memory is there."""
-TABLE |= VIEWS
 TABLE[aten.flip.default] = lambda x, dims, *, out: flip(x, dims) if x.shape else x
 
 
