@@ -35,12 +35,31 @@ VMAP_METHODS = ("sequential", "expand_dims", "broadcast_all")
 
 
 @frozen
-class Look:
-    """How a result looks; sizes may be symbols."""
+class Like:
+    """What a tensor is, or a result is to be; sizes may be symbols."""
 
     shape: tuple[Any, ...]
     dtype: torch.dtype
     device: torch.device
+
+    @staticmethod
+    def of(tensor: Tensor) -> Like:
+        return Like(tensor.shape, tensor.dtype, tensor.device)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it has a derivative."""
+        return self.dtype.is_floating_point or self.dtype.is_complex
+
+    def zeros(self) -> Tensor:
+        return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+
+    def filled(self, derivative: Any) -> Any:
+        """A cotangent or tangent of such a tensor: zeros where there is none; None where it has no derivative."""
+        return self.zeros() if derivative is None and self.is_active else derivative
+
+    def __str__(self) -> str:
+        return f"a {str(self.dtype).removeprefix('torch.')} tensor of shape {list(self.shape)}"
 
 
 @frozen(eq=False)
@@ -53,7 +72,7 @@ class Callback:
     """How the caller writes the call, for messages."""
     where: str | None
     run: Run
-    looks: tuple[Look, ...]
+    looks: tuple[Like, ...]
     numbers: tuple[Any, ...]
     writes: tuple[int, ...]
     is_pure: bool
@@ -248,7 +267,7 @@ def hook_called(hook: Callable[[Tensor | None], Any], where: str | None) -> Call
 
     def called(gradient: Tensor | None) -> Tensor | None:
         given = () if gradient is None else (gradient,)
-        looks = tuple(Look(tuple(g.shape), g.dtype, g.device) for g in given)
+        looks = tuple(Like.of(g) for g in given)
         call = Callback(
             "hook", f"fg.opaque({name}, like=...)", where, run, looks, (), (), False, None, None, None, True
         )
