@@ -140,6 +140,14 @@ def together(parts: Sequence[Mentions]) -> Mentions:
     return Mentions(**{f: frozenset().union(*(getattr(p, f) for p in parts)) for f in fields}, uses=merged)
 
 
+def with_nested(code: types.CodeType) -> list[types.CodeType]:
+    """The code, and that of all functions and classes that it makes."""
+    found = [code]
+    for own in found:
+        found += [c for c in own.co_consts if isinstance(c, types.CodeType)]
+    return found
+
+
 def without_padding(code: types.CodeType) -> list[dis.Instruction]:
     """The instructions of a code object that do anything."""
     return [i for i in dis.get_instructions(code) if i.opname not in _NO_OPERATION]
