@@ -253,17 +253,10 @@ def hook_called(hook: Callable[[Tensor | None], Any], where: str | None) -> Call
     name = getattr(hook, "__name__", type(hook).__name__)
 
     def run(values: Sequence[Any], shapes: Sizes) -> list[Tensor]:
-        if not values or values[0] is None:
-            if hook(None) is not None:
-                raise RuntimeError("can't replace a None gradient with a non-None value")
-            return []
-        own = values[0].clone()  # which the hook may keep
+        own = values[0].clone() if values and values[0] is not None else None  # which the hook may keep
         made = hook(own)
-        if made is not None and not isinstance(made, Tensor):
-            raise TypeError(f"expected Variable, but hook returned {type(made).__name__!r}")
-        if made is not None and (made.shape, made.dtype) != (own.shape, own.dtype):
-            raise RuntimeError(f"hook {name!r} has changed the size or the type of value")
-        return [own if made is None else made]
+        require_as_given(hook, own, made)
+        return [] if own is None else [own if made is None else made]
 
     def called(gradient: Tensor | None) -> Tensor | None:
         given = () if gradient is None else (gradient,)
@@ -275,3 +268,25 @@ def hook_called(hook: Callable[[Tensor | None], Any], where: str | None) -> Call
         return found[0] if given else None
 
     return called
+
+
+def require_as_given(hook: Any, old: Any, new: Any) -> None:
+    """A hook may give another gradient of the same type and size alone: the errors of eager PyTorch."""
+    if new is None or new is old:
+        return
+    if old is None:
+        raise RuntimeError("can't replace a None gradient with a non-None value")
+    if not isinstance(new, Tensor):
+        raise TypeError(f"expected Variable, but hook returned '{type(new).__name__}'")
+    # devices before their types, which take longer than all else here
+    is_elsewhere = old.device != new.device and old.device.type != new.device.type
+    if old.dtype is not new.dtype or old.layout is not new.layout or is_elsewhere:
+        raise RuntimeError(
+            f"hook '{hook_name(hook)}' has changed the type of value (was {old.type()} got {new.type()})"
+        )
+    if old.shape != new.shape:
+        raise RuntimeError(f"hook '{hook_name(hook)}' has changed the size of value")
+
+
+def hook_name(hook: Any) -> str:
+    return str(getattr(hook, "__name__", "<unknown>"))
