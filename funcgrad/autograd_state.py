@@ -22,6 +22,7 @@ from .torch_private.autograd import (
 )
 from .torch_private.levels import dual_parts
 from .torch_private.tensors import is_transform_wrapper
+from .walks import after, reached
 
 
 def made_by_python(tensor: torch.Tensor) -> bool:
@@ -116,37 +117,25 @@ def nodes_below(tensors: Sequence[torch.Tensor]) -> Iterator[Any]:
     return nodes_from([t.grad_fn for t in tensors])
 
 
-def nodes_from(ends: Sequence[Any]) -> Iterator[Any]:
+def nodes_from(ends: Iterable[Any]) -> Iterator[Any]:
     """What a backward pass runs that starts at these nodes, where there is one."""
-    pending = [node for node in ends if node is not None]
-    seen = set(pending)
-    while pending:
-        node = pending.pop()
-        yield node
-        below = {n for n, _ in node.next_functions if n is not None} - seen
-        seen |= below
-        pending += below
+    return reached((node for node in ends if node is not None), next_nodes)
+
+
+def next_nodes(node: Any) -> list[Any]:
+    """The nodes that a node of autograd leads to."""
+    return [n for n, _ in node.next_functions if n is not None]
 
 
 def ends_above(ends: Sequence[Any]) -> dict[Any, int]:
     """The nodes that a backward pass runs which starts at these nodes, each with those that lead to it: a bit for
     each."""
-    below: list[Any] = []
-    pending, seen = [(end, False) for end in ends], set[Any]()
-    while pending:
-        node, is_done = pending.pop()
-        if is_done:
-            below.append(node)
-        elif node not in seen:
-            seen.add(node)
-            pending += [(node, True), *((n, False) for n, _ in node.next_functions if n is not None)]
-    found = dict.fromkeys(reversed(below), 0)
+    found = dict.fromkeys(reversed([*after(ends, next_nodes)]), 0)
     for i, end in enumerate(ends):
         found[end] |= 1 << i
     for node in found:
-        for other, _ in node.next_functions:
-            if other is not None:
-                found[other] |= found[node]
+        for other in next_nodes(node):
+            found[other] |= found[node]
     return found
 
 
@@ -167,7 +156,7 @@ def has_dead_end(ends: Sequence[Any]) -> bool:
     over."""
     leads: dict[Any, bool] = {}
     for node in reversed(ends_above(ends)):
-        leads[node] = hasattr(node, "variable") or any(leads[n] for n, _ in node.next_functions if n is not None)
+        leads[node] = hasattr(node, "variable") or any(leads[n] for n in next_nodes(node))
     return not all(leads.values())
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -212,13 +212,17 @@ def _state(device: torch.device, generator: torch.Generator | None = None) -> Te
     return state_of(generator or device)
 
 
-def _define(schema: str, run: Callable[..., Tensor], like: Callable[..., Tensor]) -> Any:
-    """An operator that is ordered among draws, as it is tagged like one."""
+def define(schema: str, run: Callable[..., Any], like: Callable[..., Any], tags: Sequence[torch.Tag] = ()) -> Any:
+    """An operator of our own; ``like`` makes its result of fake tensors."""
     name = schema.partition("(")[0]
-    _library.define(schema, tags=(torch.Tag.nondeterministic_seeded,))
+    _library.define(schema, tags=tags)
     _library.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"funcgrad::{name}", like, lib=_library)
     return getattr(torch.ops.funcgrad, name).default
+
+
+_ordered = functools.partial(define, tags=(torch.Tag.nondeterministic_seeded,))
+"""An operator that is ordered among draws, as it is tagged like one."""
 
 
 def _nothing(_: object, device: torch.device, generator: torch.Generator | None = None) -> Tensor:
@@ -229,24 +233,24 @@ def _bytes(device: torch.device, generator: torch.Generator | None = None) -> Te
     return torch.empty(_BYTES[device.type], dtype=torch.uint8)
 
 
-manual_seed = _define("manual_seed(int seed) -> Tensor", _seed_all, lambda seed: torch.empty(0))
+manual_seed = _ordered("manual_seed(int seed) -> Tensor", _seed_all, lambda seed: torch.empty(0))
 """``torch.manual_seed``: of the generators of all devices. Its result, as those of the next two, is a tensor of no
 elements."""
 
-seed_generator = _define(
+seed_generator = _ordered(
     "seed_generator(int seed, Device device, Generator? generator=None) -> Tensor", _seed_one, _nothing
 )
 """``Generator.manual_seed``, of the default generator of a device or of one that is named."""
 
-set_generator_state = _define(
+set_generator_state = _ordered(
     "set_generator_state(Tensor state, Device device, Generator? generator=None) -> Tensor", _set_state, _nothing
 )
 """``Generator.set_state``."""
 
-generator_state = _define("generator_state(Device device, Generator? generator=None) -> Tensor", _state, _bytes)
+generator_state = _ordered("generator_state(Device device, Generator? generator=None) -> Tensor", _state, _bytes)
 """``Generator.get_state``: a tensor of bytes."""
 
-bernoulli = _define(
+bernoulli = _ordered(
     "bernoulli(Tensor like, Scalar p, *, Generator? generator=None) -> Tensor",
     lambda like, p, *, generator=None: torch.bernoulli(like, p, generator=generator),
     lambda like, p, *, generator=None: torch.empty_like(like),

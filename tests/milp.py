@@ -28,10 +28,10 @@ def least_cost(model, budget, seconds=20.0):
         i = pending.pop()
         if i not in values and not model._given[i]:
             values.add(i)
-            if model.evictable(i):
+            if model.repeatable[i]:
                 pending |= set(model.sources(i, ()))
     values = sorted(values)
-    size = {i: sum(model.size(p) for p in set(model.places(i))) for i in values}
+    size = {i: sum(model.sizes[p] for p in set(model.places[i])) for i in values}
     direct = {i: max((t for t in range(steps) if i in reads[t]), default=-1) for i in values}
     saved = {i: k for k, i in enumerate(values)}
     again = {(i, t): len(values) + k * steps + t for k, i in enumerate(values) for t in range(steps)}
@@ -66,7 +66,7 @@ def least_cost(model, budget, seconds=20.0):
     upper = np.ones(n)
     for i in values:
         cost[again[i, last]] = model.cost(i)
-        if not model.evictable(i):
+        if not model.repeatable[i]:
             upper[[again[i, t] for t in range(steps)]] = 0
     scale = max(cost.max(), 1)
     matrix = coo_matrix((entries, (rows, columns)), shape=(len(lows), n))

@@ -260,7 +260,7 @@ def test_the_best_of_all_choices_in_tiny_graphs(name):
     """Every set of values, counted by a simulation of its own: dictionaries, moment by moment."""
     model = model_of(SMALL[name], (torch.randn(16, 16), torch.randn(24, 16)))
     assert len(model.nodes) <= 18
-    free = [i for i in range(len(model.nodes)) if model.evictable(i) and i not in model.always]
+    free = [i for i in range(len(model.nodes)) if model.repeatable[i] and i not in model.always]
     every = [
         (t.peak, t.cost)
         for k in range(len(free) + 1)

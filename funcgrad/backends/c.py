@@ -7,7 +7,6 @@ the threads: on as many threads results are the same, bit by bit.
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
 import math
 import re
@@ -26,7 +25,7 @@ from .c_language import REDUCTIONS, TYPES, C, start, stored
 from .c_loops import indented, loop, nested, over_rows, parameters, read_in_steps
 from .c_scatter import scatter_function
 from .c_totals import Totals
-from .emitter import print_expressions
+from .emitter import named, print_expressions
 
 _LONG, _SPAN = 2048, 512
 """Columns of a row that is added up in single precision; a longer one goes on in double precision, after so many
@@ -73,12 +72,12 @@ def print_kernel(kernel: Kernel, machine: Machine = CPU) -> Function:
     if sizes:
         head, parenthesis, body = text.partition(") {")
         text = f"{head}, {', '.join(f'int64_t {name}' for name in sizes)}{parenthesis}{body}"
-    name = f"k_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    name, text = named(text)
     elements = hint(math.prod(a.size for a in (*kernel.rows, *kernel.columns)))
     has_threads = "#pragma omp parallel" in text
     is_cut = not has_threads and "#pragma omp for" in text
     length = None if scatters else printer.length
-    return Function(name, text.replace("{name}", name), elements, length, sizes, printer.work, is_cut, has_threads)
+    return Function(name, text, elements, length, sizes, printer.work, is_cut, has_threads)
 
 
 def size_arguments(text: str) -> tuple[str, ...]:

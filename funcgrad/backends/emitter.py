@@ -3,6 +3,7 @@ operations."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -109,3 +110,9 @@ def _term_text(atom: Atom, by: int, divide: str) -> str:
     of = index_text(atom.of, divide)
     text = f"({of if of.isidentifier() else f'({of})'} {divide if isinstance(atom, Quotient) else '%'} {atom.by})"
     return f"{text} * {by}" if by != 1 else text
+
+
+def named(text: str) -> tuple[str, str]:
+    """The name of a kernel, which is a digest of its text, and the text with the name where it says ``{name}``."""
+    name = f"k_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    return name, text.replace("{name}", name)

@@ -9,7 +9,6 @@ the order of the programs: results are the same on every run, bit by bit.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from ..loops.costs import FUNCTIONS
 from ..loops.ir import Const, Expr, Kernel, Op, Put, Reduced, Scanned, Store, Total, computed, walk
 from ..loops.values import neutral
 from ..machine import GPU, Machine
-from .emitter import index_text, print_expressions
+from .emitter import index_text, named, print_expressions
 from .triton_language import TYPES, Tile, Triton, counters, is_wide, number, power_of_two, stored, typed, value_text
 from .triton_scatter import scatter_function
 
@@ -82,15 +81,9 @@ def print_kernel(kernel: Kernel, machine: Machine = GPU) -> Printed:
     """Kernels that do the same are the same text, whatever the tensors are called; the name is its digest."""
     if any(isinstance(e, Put) for stage in kernel.stages for e in stage.effects):
         lines, programs, warps = scatter_function(kernel)
-        return _named(lines, (programs,), warps, ())
+        return Printed(*named("\n".join(lines)), (programs,), warps, ())
     printer = _Printer(kernel, machine)
-    return _named(printer.functions(), printer.grid, printer.warps, printer.partials)
-
-
-def _named(lines: Sequence[str], grid: tuple[int, ...], warps: int, partials: tuple[Partial, ...]) -> Printed:
-    text = "\n".join(lines)
-    name = f"k_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-    return Printed(name, text.replace("{name}", name), grid, warps, partials)
+    return Printed(*named("\n".join(printer.functions())), printer.grid, printer.warps, printer.partials)
 
 
 class _Printer:
@@ -196,7 +189,7 @@ class _Printer:
             if self._is_in_memory(total):
                 before += self._clear(total, partials[total.buffer])
             else:
-                before.append(f"{name} = {self._full(self._shape_of(total), total)}")
+                before.append(f"{name} = {self._full(self._tile.shape((True, total.full)), total)}")
         if any(map(self._is_in_memory, self._totals)):
             before.append("tl.debug_barrier()")
         if self._programs < self._blocks:
@@ -332,9 +325,6 @@ class _Printer:
 
     # totals over rows: one sum for each program, and a kernel that adds them up
 
-    def _shape_of(self, total: Total) -> list[int]:
-        return self._tile.shape((True, total.full))
-
     def _own(self, total: Total, partials: dict[str, str]) -> str:
         """Where the totals of this program lie."""
         if total.buffer not in partials:
@@ -360,7 +350,7 @@ class _Printer:
         place = self._own(total, {total.buffer: partial}) + f" + {index_text(total.at, '//')}"
         lines = [
             *self._column_counters("step"),
-            stored(place, self._full([1, self._tile.width], total), torch.float32, self._columns_test()),
+            stored(place, self._full([1, self._tile.width], total), torch.float32, self._tile.inside((False, True))),
         ]
         return [f"for step in range({-(-self._columns // self._tile.width)}):", *(f"    {line}" for line in lines)]
 
@@ -369,10 +359,7 @@ class _Printer:
         place = self._own(total, {total.buffer: partial}) + f" + {index_text(total.at, '//')}"
         mask = f", mask={self._tile.columns_inside}, other=0" if self._tile.columns_inside else ""
         added = _REDUCTIONS[total.kind][0].format(f"tl.load({place}{mask})", value_text(total.value, names))
-        return ["tl.debug_barrier()", stored(place, added, torch.float32, self._columns_test())]
-
-    def _columns_test(self) -> list[str]:
-        return self._tile.inside((False, True))
+        return ["tl.debug_barrier()", stored(place, added, torch.float32, self._tile.inside((False, True)))]
 
     def _add_up(self, number_: int, partial: Partial) -> list[str]:
         """The kernel that adds up what the programs have: sums of single precision in double precision."""

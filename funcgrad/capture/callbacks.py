@@ -35,12 +35,31 @@ VMAP_METHODS = ("sequential", "expand_dims", "broadcast_all")
 
 
 @frozen
-class Look:
-    """How a result looks; sizes may be symbols."""
+class Like:
+    """What a tensor is, or a result is to be; sizes may be symbols."""
 
     shape: tuple[Any, ...]
     dtype: torch.dtype
     device: torch.device
+
+    @staticmethod
+    def of(tensor: Tensor) -> Like:
+        return Like(tensor.shape, tensor.dtype, tensor.device)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it has a derivative."""
+        return self.dtype.is_floating_point or self.dtype.is_complex
+
+    def zeros(self) -> Tensor:
+        return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+
+    def filled(self, derivative: Any) -> Any:
+        """A cotangent or tangent of such a tensor: zeros where there is none; None where it has no derivative."""
+        return self.zeros() if derivative is None and self.is_active else derivative
+
+    def __str__(self) -> str:
+        return f"a {str(self.dtype).removeprefix('torch.')} tensor of shape {list(self.shape)}"
 
 
 @frozen(eq=False)
@@ -53,7 +72,7 @@ class Callback:
     """How the caller writes the call, for messages."""
     where: str | None
     run: Run
-    looks: tuple[Look, ...]
+    looks: tuple[Like, ...]
     numbers: tuple[Any, ...]
     writes: tuple[int, ...]
     is_pure: bool
@@ -234,21 +253,14 @@ def hook_called(hook: Callable[[Tensor | None], Any], where: str | None) -> Call
     name = getattr(hook, "__name__", type(hook).__name__)
 
     def run(values: Sequence[Any], shapes: Sizes) -> list[Tensor]:
-        if not values or values[0] is None:
-            if hook(None) is not None:
-                raise RuntimeError("can't replace a None gradient with a non-None value")
-            return []
-        own = values[0].clone()  # which the hook may keep
+        own = values[0].clone() if values and values[0] is not None else None  # which the hook may keep
         made = hook(own)
-        if made is not None and not isinstance(made, Tensor):
-            raise TypeError(f"expected Variable, but hook returned {type(made).__name__!r}")
-        if made is not None and (made.shape, made.dtype) != (own.shape, own.dtype):
-            raise RuntimeError(f"hook {name!r} has changed the size or the type of value")
-        return [own if made is None else made]
+        require_as_given(hook, own, made)
+        return [] if own is None else [own if made is None else made]
 
     def called(gradient: Tensor | None) -> Tensor | None:
         given = () if gradient is None else (gradient,)
-        looks = tuple(Look(tuple(g.shape), g.dtype, g.device) for g in given)
+        looks = tuple(Like.of(g) for g in given)
         call = Callback(
             "hook", f"fg.opaque({name}, like=...)", where, run, looks, (), (), False, None, None, None, True
         )
@@ -256,3 +268,25 @@ def hook_called(hook: Callable[[Tensor | None], Any], where: str | None) -> Call
         return found[0] if given else None
 
     return called
+
+
+def require_as_given(hook: Any, old: Any, new: Any) -> None:
+    """A hook may give another gradient of the same type and size alone: the errors of eager PyTorch."""
+    if new is None or new is old:
+        return
+    if old is None:
+        raise RuntimeError("can't replace a None gradient with a non-None value")
+    if not isinstance(new, Tensor):
+        raise TypeError(f"expected Variable, but hook returned '{type(new).__name__}'")
+    # devices before their types, which take longer than all else here
+    is_elsewhere = old.device != new.device and old.device.type != new.device.type
+    if old.dtype is not new.dtype or old.layout is not new.layout or is_elsewhere:
+        raise RuntimeError(
+            f"hook '{hook_name(hook)}' has changed the type of value (was {old.type()} got {new.type()})"
+        )
+    if old.shape != new.shape:
+        raise RuntimeError(f"hook '{hook_name(hook)}' has changed the size of value")
+
+
+def hook_name(hook: Any) -> str:
+    return str(getattr(hook, "__name__", "<unknown>"))

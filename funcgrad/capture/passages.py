@@ -11,7 +11,7 @@ from typing import Any
 from attrs import define, evolve, field
 from torch import Tensor, fx
 
-from ..autograd_state import ends_above, has_history
+from ..autograd_state import ends_above, has_history, next_nodes
 from ..graphs import Passage, Write, is_constant_gradient, last_node
 from ..joint import Told
 from ..slots import Slot
@@ -83,7 +83,7 @@ class Passages:
         inputs: dict[Any, int] = {}
         for node in reversed(outs):
             own = targets_at.get(id(node.variable if hasattr(node, "variable") else node), 0)
-            inputs[node] = functools.reduce(int.__or__, (inputs[n] for n, _ in node.next_functions if n), own)
+            inputs[node] = functools.reduce(int.__or__, (inputs[n] for n in next_nodes(node)), own)
 
         @functools.cache
         def named(mask: int, of_inputs: bool) -> frozenset[Slot]:

@@ -10,22 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..generators import define
 from ..torch_private.quasirandom import DRAW, FAST_FORWARD, INITIALIZE_STATE, SCRAMBLE
-
-_library: Any = torch.library.Library("funcgrad", "FRAGMENT")  # type: ignore[no-untyped-call]
-
-
-def _define(schema: str, run: Callable[..., Any], like: Callable[..., Any]) -> Any:
-    name = schema.partition("(")[0]
-    _library.define(schema)
-    _library.impl(name, run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"funcgrad::{name}", like, lib=_library)
-    return getattr(torch.ops.funcgrad, name).default
 
 
 def _written(by: Callable[..., Tensor], takes: str) -> Callable[..., Tensor]:
     """A function that writes to its first argument, by an operator that returns what it writes."""
-    returned = _define(
+    returned = define(
         f"sobol{by.__name__.removeprefix('_sobol_engine').rstrip('_')}(Tensor state, {takes}) -> Tensor",
         lambda state, *rest: by(state.clone(memory_format=torch.contiguous_format), *rest),
         lambda state, *_: torch.empty_like(state, memory_format=torch.contiguous_format),
@@ -33,7 +24,7 @@ def _written(by: Callable[..., Tensor], takes: str) -> Callable[..., Tensor]:
     return lambda state, *rest: state.copy_(returned(state, *rest))
 
 
-_drawn = _define(
+_drawn = define(
     "sobol_draw(Tensor quasi, SymInt n, Tensor state, int dimension, SymInt before, ScalarType? dtype) "
     "-> (Tensor, Tensor)",
     lambda quasi, n, state, dimension, before, dtype: DRAW(quasi.clone(), n, state, dimension, before, dtype=dtype),

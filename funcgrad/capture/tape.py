@@ -10,7 +10,7 @@ call), or from what this call is given, and draws.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from ..torch_private.levels import outside_transforms
 from ..torch_private.modes import without_function_modes
 from ..torch_private.operators import draws_random, is_operator, is_torchs_own, returns_nothing, writes_inputs
 from ..torch_private.symbols import hinted
+from ..walks import reached
 from .autocast import autocast_as
 from .elements import Array, numbers_in
 from .uniform import filled_with, keeps_uniform
@@ -174,15 +175,11 @@ class Tape:
 
     def _below(self, value: Any, known: Container[int] = ()) -> Iterator[Tensor]:
         """Some fakes, and what they are made of, each once; nothing of what those are made of that are ``known``."""
-        pending, seen = list(fakes_in(value)), set[int]()
-        while pending:
-            fake = pending.pop()
-            if id(fake) in seen:
-                continue
-            seen.add(id(fake))
-            yield fake
-            if id(fake) in self._calls and id(fake) not in known:
-                pending += self._calls[id(fake)].operands
+
+        def made_of(fake: Tensor) -> Iterable[Tensor]:
+            return () if id(fake) in known or id(fake) not in self._calls else self._calls[id(fake)].operands
+
+        return reached(fakes_in(value), made_of)
 
     def keep(self, fakes: Sequence[Tensor], reals: Sequence[Tensor], is_constant: bool) -> None:
         """What was computed already, of operators that are noted."""

@@ -20,8 +20,10 @@ from typing import Any
 
 from attrs import evolve, frozen
 
+from ..autograd_state import next_nodes
 from ..errors import GraphError
 from ..torch_private.engine import sequence_number
+from ..walks import after
 from .statements import Kind, Statement, short_name
 from .tokens import Ref, refs_in
 
@@ -69,7 +71,7 @@ def _edges(roots: Sequence[Any]) -> tuple[dict[Any, list[Any]], Counter[Any]]:
     while pending:
         node = pending.pop()
         if node not in following:
-            following[node] = [n for n, _ in node.next_functions if n is not None]
+            following[node] = next_nodes(node)
             waits.update(following[node])
             pending += following[node]
     return following, waits
@@ -81,14 +83,8 @@ def _needed(roots: Sequence[Any], targets: Sequence[Any], following: Mapping[Any
         return dict.fromkeys(following, True)
     wanted = set(targets)
     needed: dict[Any, bool] = {}
-    pending = [(node, False) for node in roots]
-    while pending:
-        node, is_left = pending.pop()
-        if is_left:
-            needed[node] = node in wanted or any(needed[n] for n in following[node])
-        elif node not in needed:
-            needed[node] = False
-            pending += [(node, True), *((n, False) for n in following[node])]
+    for node in after(roots, following.__getitem__):
+        needed[node] = node in wanted or any(needed[n] for n in following[node])
     return needed
 
 

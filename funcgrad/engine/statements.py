@@ -14,6 +14,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from ..capture.callbacks import hook_name, require_as_given
 from ..capture.views import is_dense
 from ..runtime.given_tensors import require_versions
 from ..torch_private.autograd import materializes
@@ -192,7 +193,7 @@ def _is_dense(variable: Tensor) -> bool:
 def tensor_hook(hook: Any, value: Tensor | None) -> tuple[Any]:
     """A hook on one gradient, which may give another one in its place."""
     found = hook(value)
-    _require_like(hook, value, found)
+    require_as_given(hook, value, found)
     return (value if found is None else found,)
 
 
@@ -229,30 +230,10 @@ def _others_for(hook: Any, values: Sequence[Any], found: Any) -> tuple[Any, ...]
     found = found if isinstance(found, tuple) else (found,)
     if len(found) != len(values):
         counts = f"got {len(found)}, but expected {len(values)}"
-        raise RuntimeError(f"hook '{_name(hook)}' has returned an incorrect number of values ({counts})")
+        raise RuntimeError(f"hook '{hook_name(hook)}' has returned an incorrect number of values ({counts})")
     for old, new in zip(values, found, strict=True):
-        _require_like(hook, old, new)
+        require_as_given(hook, old, new)
     return tuple(found)
-
-
-def _require_like(hook: Any, old: Any, new: Any) -> None:
-    """A hook may give another gradient of the same type and size alone: the errors of eager PyTorch."""
-    if new is None or new is old:
-        return
-    if old is None:
-        raise RuntimeError("can't replace a None gradient with a non-None value")
-    if not isinstance(new, Tensor):
-        raise TypeError(f"expected Variable, but hook returned '{type(new).__name__}'")
-    # devices before their types, which take longer than all else here
-    is_elsewhere = old.device != new.device and old.device.type != new.device.type
-    if old.dtype is not new.dtype or old.layout is not new.layout or is_elsewhere:
-        raise RuntimeError(f"hook '{_name(hook)}' has changed the type of value (was {old.type()} got {new.type()})")
-    if old.shape != new.shape:
-        raise RuntimeError(f"hook '{_name(hook)}' has changed the size of value")
-
-
-def _name(hook: Any) -> str:
-    return str(getattr(hook, "__name__", "<unknown>"))
 
 
 Versions = Sequence[int | None]

@@ -32,11 +32,6 @@ class Quotient:
     of: Index
     by: int
 
-    @property
-    def range(self) -> tuple[int, int]:
-        low, high = self.of.range
-        return low // self.by, high // self.by
-
     def __str__(self) -> str:
         return f"({self.of}) / {self.by}"
 
@@ -47,10 +42,6 @@ class Remainder:
 
     of: Index
     by: int
-
-    @property
-    def range(self) -> tuple[int, int]:
-        return 0, self.by - 1
 
     def __str__(self) -> str:
         return f"({self.of}) % {self.by}"
@@ -70,14 +61,11 @@ class Index:
     @property
     def range(self) -> tuple[int, int]:
         """The least and the greatest value: found when it is asked for, as most indices are steps to others."""
-        if self._range is None:
-            low = high = self.const
-            for atom, by in self.terms:
-                a, b = atom.range
-                low, high = (low + a * by, high + b * by) if by > 0 else (low + b * by, high + a * by)
-            object.__setattr__(self, "_range", (low, high))
-            return low, high
-        return self._range
+        found = self._range
+        if found is None:
+            found = range_among(self, {})
+            object.__setattr__(self, "_range", found)
+        return found
 
     def __add__(self, other: Index | int) -> Index:
         if not isinstance(other, Index):
@@ -247,8 +235,9 @@ def range_among(index: Index, ranges: Mapping[Axis, tuple[int, int]]) -> tuple[i
     for atom, by in index.terms:
         if isinstance(atom, Axis):
             a, b = ranges.get(atom, atom.range)
+        elif isinstance(atom, Quotient):
+            a, b = (end // atom.by for end in range_among(atom.of, ranges))
         else:
-            a, b = range_among(atom.of, ranges)
-            a, b = (a // atom.by, b // atom.by) if isinstance(atom, Quotient) else (0, atom.by - 1)
+            a, b = 0, atom.by - 1
         low, high = (low + a * by, high + b * by) if by > 0 else (low + b * by, high + a * by)
     return low, high

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from attrs import frozen
 
 from ..machine import Machine
+from ..walks import reached
 from .costs import ROW, own_cost
 from .gather import Gather
 from .groups import Group, Task
@@ -157,14 +158,13 @@ def _times(value: Value, group: Group, stored: Mapping[Value, Group]) -> float:
     """In how many ways a group looks at a value: so many times it would compute each element. By an index that is
     data: who knows."""
     ways: set[object] = set()
-    pending, seen = list(group.members), set(group.members)
-    while pending:
-        current = pending.pop()
+
+    def before(current: Value) -> list[Value]:
+        return [v for v in current.inputs if v is not value and v not in stored]
+
+    for current in reached(group.members, before):
         if value in current.inputs:
             if isinstance(current, Gather):
                 return math.inf
             ways.add(current.where if isinstance(current, (View, Within)) and current.inputs[0] is value else None)
-        new = [v for v in current.inputs if v not in seen and v is not value and v not in stored]
-        seen.update(new)
-        pending += new
     return len(ways)

@@ -16,7 +16,8 @@ aten = torch.ops.aten
 Rule = Callable[..., Any]
 
 TABLE: dict[Any, Rule] = {}
-"""Operator overload → its row. A row takes the operator's arguments and ``out``, the fake value(s) it returns."""
+"""Operator overload → its row. A row takes the operator's arguments and ``out``, the fake value(s) it returns:
+tensors of dtypes that kernels know, as ``lower`` has seen to."""
 
 
 TAKES_GIVEN: set[Any] = set()
@@ -41,38 +42,6 @@ def row(*overloads: Any) -> Callable[[Rule], Rule]:
 def into(value: Any, dtype: torch.dtype) -> Any:
     """An argument in the dtype an operation computes in; numbers take it on, and wrap around as PyTorch's do."""
     return cast(value, dtype) if isinstance(value, Value) else number(plain(value, dtype), dtype)
-
-
-def promoted(*args: Any) -> torch.dtype:
-    """The dtype PyTorch computes a comparison in."""
-    kinds = [_kind(a) for a in args]
-    result = kinds[0]
-    for other in kinds[1:]:
-        result = torch.empty((1,) * _rank(result, other), dtype=torch.result_type(result, other))
-    return result.dtype  # type: ignore[no-any-return]
-
-
-def _kind(a: Any) -> Any:
-    if isinstance(a, (Scalar, Size)):
-        return 1.0 if isinstance(a, Scalar) else 1
-    return torch.empty((1,) * bool(a.shape), dtype=a.dtype) if isinstance(a, Value) else a
-
-
-def _rank(a: Any, b: Any) -> int:
-    return max(getattr(a, "ndim", 0), getattr(b, "ndim", 0))
-
-
-def is_arithmetic(dtype: torch.dtype) -> bool:
-    return dtype in (
-        torch.float32,
-        torch.float64,
-        *HALF,
-        torch.int64,
-        torch.int32,
-        torch.int16,
-        torch.int8,
-        torch.uint8,
-    )
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:

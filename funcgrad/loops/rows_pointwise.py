@@ -18,9 +18,7 @@ from .rows import (
     aten,
     fits,
     into,
-    is_arithmetic,
     item_fits,
-    promoted,
     row,
     truth,
 )
@@ -38,7 +36,7 @@ from .values import (
 
 
 def _elementwise(op: str, floats_only: bool, *args: Any, out: Any) -> Any:
-    if not (out.dtype.is_floating_point if floats_only else is_arithmetic(out.dtype)):
+    if not (out.dtype.is_floating_point if floats_only else out.dtype != torch.bool):
         return NotImplemented
     return pointwise(op, *(into(a, out.dtype) for a in args))
 
@@ -63,7 +61,7 @@ TABLE[aten.clamp_max.Tensor] = partial(_elementwise, "minimum", False)
 
 @row(aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar)
 def _add(a: Any, b: Any, alpha: Any = 1, *, out: Any, op: str = "add") -> Any:
-    if not is_arithmetic(out.dtype) or not fits(alpha, out.dtype) or isinstance(alpha, bool):
+    if out.dtype == torch.bool or not fits(alpha, out.dtype) or isinstance(alpha, bool):
         return NotImplemented
     b = into(b, out.dtype)
     return pointwise(op, into(a, out.dtype), b if alpha == 1 else pointwise("mul", b, into(alpha, out.dtype)))
@@ -91,7 +89,7 @@ def _power(x: Value, exponent: Any, *, out: Any, given: Sequence[torch.Tensor]) 
         # of a negative number, 1 or NaN: eager PyTorch rounds it for some elements of a tensor, by where they are
         return NotImplemented
     x = cast(x, out.dtype)
-    if is_arithmetic(out.dtype) and exponent in (1, 2, 3):
+    if out.dtype != torch.bool and exponent in (1, 2, 3):
         return x if exponent == 1 else x * x if exponent == 2 else x * x * x
     if not out.dtype.is_floating_point:
         return NotImplemented
@@ -119,10 +117,17 @@ def _rounded(value: float, dtype: torch.dtype) -> float:
 
 
 def _comparison(op: str, a: Any, b: Any, *, out: Any) -> Any:
-    dtype = promoted(a, b)
+    dtype = torch.result_type(_promotes(a), _promotes(b))
     if dtype.is_complex or any(isinstance(x, Size) and not fits(x, dtype) for x in (a, b)):
         return NotImplemented
     return compare(op, *(_held(x, dtype) for x in (a, b)))
+
+
+def _promotes(x: Any) -> Any:
+    """A tensor, or a number, that takes part in type promotion as an argument does."""
+    if isinstance(x, (Scalar, Size)):
+        return 1.0 if isinstance(x, Scalar) else 1
+    return torch.empty((1,) * bool(x.shape), dtype=x.dtype) if isinstance(x, Value) else x
 
 
 def _held(x: Any, dtype: torch.dtype) -> Value:
@@ -137,11 +142,11 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
 
 @row(aten.logical_not.default)
 def _not(x: Value, *, out: Any) -> Any:
-    return NotImplemented if x.dtype.is_complex else compare("eq", x, number(0, x.dtype))
+    return compare("eq", x, number(0, x.dtype))
 
 
 def _logical(op: str, a: Value, b: Value, *, out: Any) -> Any:
-    return NotImplemented if a.dtype.is_complex or b.dtype.is_complex else pointwise(op, truth(a), truth(b))
+    return pointwise(op, truth(a), truth(b))
 
 
 def _bitwise(op: str, a: Any, b: Any, *, out: Any) -> Any:
@@ -200,21 +205,21 @@ def _isnan(x: Value, *, out: Any) -> Any:
 
 @row(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf)
 def _where(condition: Value, a: Any, b: Any, *, out: Any) -> Any:
-    if out.dtype.is_complex or condition.dtype != torch.bool or not (fits(a, out.dtype) and fits(b, out.dtype)):
+    if condition.dtype != torch.bool or not (fits(a, out.dtype) and fits(b, out.dtype)):
         return NotImplemented
     return where(condition, into(a, out.dtype), into(b, out.dtype))
 
 
 @row(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def _masked_fill(x: Value, mask: Value, value: Any, *, out: Any) -> Any:
-    if out.dtype.is_complex or mask.dtype != torch.bool or not item_fits(value, out.dtype):
+    if mask.dtype != torch.bool or not item_fits(value, out.dtype):
         return NotImplemented
     return where(mask, into(value, out.dtype), cast(x, out.dtype))
 
 
 @row(aten.clamp.default, aten.clamp.Tensor)
 def _clamp(x: Value, low: Any = None, high: Any = None, *, out: Any) -> Any:
-    if not is_arithmetic(out.dtype) or not all(bound is None or fits(bound, out.dtype) for bound in (low, high)):
+    if out.dtype == torch.bool or not all(bound is None or fits(bound, out.dtype) for bound in (low, high)):
         return NotImplemented
     x = cast(x, out.dtype)
     x = x if low is None else pointwise("maximum", *_of_equals_first(x, low, out.dtype))

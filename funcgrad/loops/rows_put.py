@@ -50,7 +50,7 @@ def _select_scatter(x: Value, part: Value, dim: int, at: int, *, out: Any) -> An
 
 @row(aten.constant_pad_nd.default)
 def _pad(x: Value, pads: Sequence[int], value: Any = 0, *, out: Any) -> Any:
-    if out.dtype.is_complex or isinstance(value, Value) or not fits(value, out.dtype):
+    if isinstance(value, Value) or not fits(value, out.dtype):
         return NotImplemented
     own = list(own_index(tuple(out.shape)))
     bounds = []

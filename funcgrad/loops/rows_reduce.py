@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .rows import TABLE, aten, dims_of, into, is_arithmetic, row, truth, wide_dtype
+from .rows import TABLE, aten, dims_of, into, row, truth, wide_dtype
 from .values import (
     Value,
     cast,
@@ -22,7 +22,7 @@ from .values import (
 
 
 def _accumulated(kind: str, x: Value, dims: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any) -> Any:
-    if not is_arithmetic(out.dtype):
+    if out.dtype == torch.bool:
         return NotImplemented
     return cast(reduce(kind, cast(x, wide_dtype(out.dtype)), dims_of(dims), keepdim), out.dtype)
 
@@ -58,7 +58,7 @@ def _vector_norm(
 
 
 def _extreme(kind: str, x: Value, dims: Any = None, keepdim: bool = False, *, out: Any) -> Any:
-    return reduce(kind, x, dims_of(dims), keepdim) if is_arithmetic(x.dtype) else NotImplemented
+    return NotImplemented if x.dtype == torch.bool else reduce(kind, x, dims_of(dims), keepdim)
 
 
 TABLE[aten.amax.default] = TABLE[aten.max.default] = partial(_extreme, "max")
@@ -78,14 +78,14 @@ def is_extreme(x: Value, top: Value) -> Value:
 
 
 def _with_place(kind: str, x: Value, dim: int, keepdim: bool = False, *, out: Any) -> Any:
-    if not is_arithmetic(x.dtype) or not x.shape:
+    if x.dtype == torch.bool or not x.shape:
         return NotImplemented
     top, place = _extreme_with_place(kind, x, dim % len(x.shape))
     return reshape(top, tuple(out[0].shape)), reshape(place, tuple(out[1].shape))
 
 
 def _place(kind: str, x: Value, dim: Any = None, keepdim: bool = False, *, out: Any) -> Any:
-    if not is_arithmetic(x.dtype) or not x.shape:
+    if x.dtype == torch.bool or not x.shape:
         return NotImplemented
     x, dim = (reshape(x, (x.numel,)), 0) if dim is None else (x, dim % len(x.shape))
     return reshape(_extreme_with_place(kind, x, dim)[1], tuple(out.shape))
@@ -96,9 +96,7 @@ TABLE[aten.argmax.default], TABLE[aten.argmin.default] = partial(_place, "max"),
 
 
 def _truths(kind: str, x: Value, dims: Any = None, keepdim: bool = False, *, out: Any) -> Any:
-    if out.dtype != torch.bool or x.dtype.is_complex:
-        return NotImplemented
-    return reduce(kind, truth(x), dims_of(dims), keepdim)
+    return reduce(kind, truth(x), dims_of(dims), keepdim) if out.dtype == torch.bool else NotImplemented
 
 
 for _name in ("any", "all"):

@@ -5,20 +5,22 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from .rows import TABLE, aten, is_arithmetic, wide_dtype
+import torch
+
+from .rows import TABLE, aten, wide_dtype
 from .rows_reduce import is_extreme
 from .scan import scan
 from .values import Value, cast, count, where
 
 
 def _running(kind: str, x: Value, dim: int, *, dtype: Any = None, out: Any) -> Any:
-    if not is_arithmetic(out.dtype):
+    if out.dtype == torch.bool:
         return NotImplemented
     return cast(scan(kind, cast(cast(x, out.dtype), wide_dtype(out.dtype)), dim), out.dtype)
 
 
 def _running_extreme(kind: str, x: Value, dim: int, *, out: Any) -> Any:
-    if not is_arithmetic(x.dtype) or not x.shape:
+    if x.dtype == torch.bool or not x.shape:
         return NotImplemented
     top = scan(kind, x, dim)  # where there are several, the last one counts
     return top, scan("max", where(is_extreme(x, top), count(x.shape, dim % len(x.shape)), 0), dim)

@@ -10,7 +10,7 @@ import torch
 
 from .gather import Checked, outside
 from .index import Index
-from .rows import aten, fits, into, is_arithmetic, item_fits, plain, row, wide_dtype
+from .rows import aten, fits, into, item_fits, plain, row, wide_dtype
 from .rows_gather import WHOLE, places
 from .scatter import scatter
 from .values import (
@@ -47,7 +47,7 @@ def _embedding_backward(g: Value, at: Value, words: int, padding: int, scale: bo
 
 @row(aten.index_put.default, aten._unsafe_index_put.default)
 def _index_put(x: Value, given: Sequence[Value | None], values: Value, accumulate: bool = False, *, out: Any) -> Any:
-    if any(at is not None and at.dtype not in WHOLE for at in given) or (accumulate and not is_arithmetic(x.dtype)):
+    if any(at is not None and at.dtype not in WHOLE for at in given) or (accumulate and x.dtype == torch.bool):
         return NotImplemented
     if values.dtype != x.dtype:  # which eager PyTorch refuses, and a trace does not
         return NotImplemented
@@ -64,7 +64,7 @@ def _index_put(x: Value, given: Sequence[Value | None], values: Value, accumulat
 
 @row(aten.index_add.default)
 def _index_add(x: Value, dim: int, at: Value, source: Value, *, alpha: Any = 1, out: Any) -> Any:
-    if not is_arithmetic(x.dtype) or not fits(alpha, x.dtype) or source.dtype != x.dtype:
+    if x.dtype == torch.bool or not fits(alpha, x.dtype) or source.dtype != x.dtype:
         return NotImplemented
     return _along(x, dim, at, source if alpha == 1 else source * into(alpha, x.dtype), "sum")
 
@@ -112,7 +112,7 @@ def _scatter_value(x: Value, dim: int, at: Value, value: Any, *, out: Any) -> An
 
 @row(aten.scatter_add.default)
 def _scatter_add(x: Value, dim: int, at: Value, source: Value, *, out: Any) -> Any:
-    return _scattered(x, dim, at, source, "sum") if is_arithmetic(x.dtype) else NotImplemented
+    return NotImplemented if x.dtype == torch.bool else _scattered(x, dim, at, source, "sum")
 
 
 @row(aten.scatter_reduce.two)
@@ -120,7 +120,7 @@ def _scatter_reduce(
     x: Value, dim: int, at: Value, source: Value, kind: str, *, include_self: bool = True, out: Any
 ) -> Any:
     kind = {"sum": "sum", "prod": "prod", "amax": "max", "amin": "min"}.get(kind, "")
-    return _scattered(x, dim, at, source, kind) if include_self and kind and is_arithmetic(x.dtype) else NotImplemented
+    return _scattered(x, dim, at, source, kind) if include_self and kind and x.dtype != torch.bool else NotImplemented
 
 
 def _scattered(x: Value, dim: int, at: Value, source: Value, kind: str | None) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from .rows import TABLE, TAKES_SCALARS, Rule, aten, begin, fits, plain, row
+from .rows import TABLE, TAKES_SCALARS, aten, begin, fits, plain, row
 from .values import (
     Scalar,
     Value,
@@ -34,7 +34,7 @@ def _filled(value: Any, out: Any) -> Any:
         return NotImplemented
     if isinstance(value, Value):
         return expand(cast(value, out.dtype), tuple(out.shape)) if not value.shape else NotImplemented
-    if out.dtype.is_complex or not fits(value, out.dtype):
+    if not fits(value, out.dtype):
         return NotImplemented
     return number(plain(value, out.dtype), out.dtype, tuple(out.shape))
 
@@ -46,9 +46,7 @@ TABLE |= {
     aten.fill.Scalar: lambda x, value, *, out: _filled(value, out),
     aten.scalar_tensor.default: lambda value, *, out, **_: _filled(value, out),
     aten.clone.default: lambda x, *, out, **_: x,
-    aten._to_copy.default: lambda x, *, out, **_: (
-        NotImplemented if x.dtype.is_complex or out.dtype.is_complex else cast(held(x), out.dtype)
-    ),
+    aten._to_copy.default: lambda x, *, out, **_: cast(held(x), out.dtype),
     aten.copy.default: lambda x, y, non_blocking=False, *, out: expand(cast(y, out.dtype), tuple(out.shape)),
     aten.lift_fresh_copy.default: lambda x, *, out: x,
 }
@@ -72,13 +70,10 @@ def _arange(*args: Any, out: Any, **_: Any) -> Any:
 
 @row(aten.eye.default, aten.eye.m)
 def _eye(*args: Any, out: Any, **_: Any) -> Any:
-    same = compare("eq", count(tuple(out.shape), 0), count(tuple(out.shape), 1))
-    return NotImplemented if out.dtype.is_complex else cast(same, out.dtype)
+    return cast(compare("eq", count(tuple(out.shape), 0), count(tuple(out.shape), 1)), out.dtype)
 
 
 def _triangle(op: str, x: Value, diagonal: int = 0, *, out: Any) -> Any:
-    if x.dtype.is_complex:
-        return NotImplemented
     n = len(x.shape)
     return where(compare(op, count(x.shape, n - 1) - count(x.shape, n - 2), diagonal), x, zeros((), x.dtype))
 
@@ -107,30 +102,27 @@ def _diagonal(x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1, *, out: A
     return look(x, tuple(out.shape), [at[d] if d in at else next(rest) for d in range(rank)])
 
 
-VIEWS: dict[Any, Rule] = {
-    aten.view.default: lambda x, shape, *, out: reshape(x, tuple(out.shape)),
-    aten._unsafe_view.default: lambda x, shape, *, out: reshape(x, tuple(out.shape)),
-    aten.reshape.default: lambda x, shape, *, out: reshape(x, tuple(out.shape)),
+# no kernel is needed where the memory is there
+TABLE |= dict.fromkeys(
+    (
+        aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default,
+        aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims,
+    ),
+    lambda x, *_, out: reshape(x, tuple(out.shape)),
+)  # fmt: skip
+TABLE |= dict.fromkeys((aten.alias.default, aten.detach.default, aten.lift_fresh.default), lambda x, *, out: x)
+TABLE |= {
     aten.permute.default: lambda x, dims, *, out: permute(x, dims),
     aten.t.default: lambda x, *, out: permute(x, range(len(x.shape))[::-1]),
     aten.transpose.int: lambda x, a, b, *, out: _transpose(x, a, b),
     aten.expand.default: lambda x, shape, *, out, implicit=False: expand(x, tuple(out.shape)),
-    aten.unsqueeze.default: lambda x, dim, *, out: reshape(x, tuple(out.shape)),
-    aten.squeeze.default: lambda x, *, out: reshape(x, tuple(out.shape)),
-    aten.squeeze.dim: lambda x, dim, *, out: reshape(x, tuple(out.shape)),
-    aten.squeeze.dims: lambda x, dims, *, out: reshape(x, tuple(out.shape)),
     aten.slice.Tensor: _slice,
     aten.select.int: lambda x, dim, at, *, out: select(x, dim, at),
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split,
     aten.unbind.int: lambda x, dim=0, *, out: tuple(select(x, dim, i) for i in range(len(out))),
     aten.diagonal.default: _diagonal,
-    aten.alias.default: lambda x, *, out: x,
-    aten.detach.default: lambda x, *, out: x,
-    aten.lift_fresh.default: lambda x, *, out: x,
 }
-"""The rows that only look at memory: no kernel is needed where the memory is there."""
-TABLE |= VIEWS
 TABLE[aten.flip.default] = lambda x, dims, *, out: flip(x, dims) if x.shape else x
 
 

@@ -131,7 +131,7 @@ def _least_cost(
 def frontier(model: Model, first: Timeline) -> Sequence[Timeline]:
     """Choices from the fastest to the one that takes least memory, each cheaper than all that take no more: in tiny
     graphs of all that there are, else of those that the search passes."""
-    free = [i for i in range(len(model.nodes)) if model.evictable(i) and i not in model.always]
+    free = [i for i in range(len(model.nodes)) if model.repeatable[i] and i not in model.always]
     found = _all(model, free) if len(free) <= _FEW else _walk(model, first)
     cheapest: list[Timeline] = []
     for t in sorted(found, key=lambda t: (t.peak, t.cost)):
@@ -190,8 +190,8 @@ class _Estimate:
         model, current = self._model, self._current
         moves: list[Move] = []
         for i in current.saved:
-            pieces = [p for place in model.places(i) if (p := self._pieces.get((place, False)))]
-            relief = sum(self._less(p.left + 1, p.read, p.nbytes) for p in pieces) if model.evictable(i) else 0.0
+            pieces = [p for place in model.places[i] if (p := self._pieces.get((place, False)))]
+            relief = sum(self._less(p.left + 1, p.read, p.nbytes) for p in pieces) if model.repeatable[i] else 0.0
             if relief > 0:
                 moment = min(p.read for p in pieces)
                 for nodes in {frozenset((i,)), model.unsaved(i, current)}:
@@ -204,7 +204,7 @@ class _Estimate:
         """What is computed again where there is too much may be saved; the costliest first."""
         model, current = self._model, self._current
         nodes = [
-            i for i in current.again - model.always if any(self._is_over((place, True)) for place in model.places(i))
+            i for i in current.again - model.always if any(self._is_over((place, True)) for place in model.places[i])
         ]
         return [Move(frozenset((i,)), 0.0) for i in sorted(nodes, key=lambda i: (-model.cost(i), i))]
 
@@ -216,11 +216,11 @@ class _Estimate:
         """What the nodes are computed from has to be there at this moment."""
         model, price = self._model, 0.0
         for place, is_again in {
-            (q, p in self._current.again) for i in nodes for p in model.sources(i, nodes) for q in model.places(p)
+            (q, p in self._current.again) for i in nodes for p in model.sources(i, nodes) for q in model.places[p]
         }:
             piece = self._pieces.get((place, is_again)) or self._pieces.get((place, False))
             if piece is None:
-                price += 0.0 if not model.size(place) else self._more(moment, moment + 1, model.size(place))
+                price += 0.0 if not model.sizes[place] else self._more(moment, moment + 1, model.sizes[place])
             elif piece.end < moment:
                 price += self._more(piece.end + 1, moment, piece.nbytes)
             elif piece.start > moment:

@@ -7,13 +7,12 @@ schedule of a backend really takes is simulated for the few choices that the sea
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import define, frozen
 from torch import fx
 
 from ..graphs import Graph, is_getitem, is_view, memory_of, storages, value_of
@@ -22,7 +21,7 @@ from ..tags import Tag, tags_of
 from .roles import Roles, price_of_saving
 
 
-@frozen(eq=False)
+@define(eq=False)
 class Piece:
     """Memory of one value: from the moment its node makes it to the moment of its last reader. ``left`` and
     ``read``: the last moment of forward that needs it, and the first of backward."""
@@ -35,78 +34,39 @@ class Piece:
     read: int
     end: int
     nbytes: int
+    in_memory: bool
+    """What another kernel reads, or is saved or returned."""
 
 
 @frozen(eq=False)
 class Timeline:
-    """One choice, run in the model. ``cost``: of all that is computed again; ``alive``: bytes at each moment."""
+    """One choice, run in the model. ``cost``: of all that is computed again; ``pieces``: what is in memory; ``alive``:
+    bytes at each moment."""
 
     again: frozenset[int]
     saved: tuple[int, ...]
     cost: float
+    pieces: Sequence[Piece]
     alive: np.ndarray
     order: tuple[int, ...]
     """The node of each moment."""
-    lives: _Lives
 
     @property
     def peak(self) -> int:
         return int(self.alive.max(initial=0))
-
-    @functools.cached_property
-    def pieces(self) -> tuple[Piece, ...]:
-        """What is in memory: of the choices that are tried, few are asked."""
-        return self.lives.pieces()
 
     def excess(self, budget: float) -> float:
         """By how much the budget is exceeded, summed over the moments."""
         return float(np.maximum(self.alive - budget, 0).sum())
 
 
-@define(eq=False)
-class _Lives:
-    """The lives of pieces of memory while a choice is run, by their numbers; not all will have been in memory."""
-
-    n_moments: int
-    sizes: Mapping[int, int]
-    nodes: list[int] = field(factory=list)
-    places: list[int] = field(factory=list)
-    again: list[bool] = field(factory=list)
-    start: list[int] = field(factory=list)
-    left: list[int] = field(factory=list)
-    read: list[int] = field(factory=list)
-    end: list[int] = field(factory=list)
-    in_memory: list[bool] = field(factory=list)
-    """What another kernel reads, or is saved or returned."""
-
-    def begin(self, node: int, place: int, is_again: bool, moment: int, in_memory: bool) -> int:
-        """The number of a new piece."""
-        self.nodes.append(node)
-        self.places.append(place)
-        self.again.append(is_again)
-        self.start.append(moment)
-        self.left.append(moment)
-        self.read.append(self.n_moments)
-        self.end.append(moment)
-        self.in_memory.append(in_memory)
-        return len(self.nodes) - 1
-
-    def alive(self) -> np.ndarray:
-        """Bytes at each moment."""
-        kept = np.array(self.in_memory, dtype=bool)
-        nbytes = np.array([self.sizes[place] for place in self.places], dtype=np.int64)[kept]
-        change = np.zeros(self.n_moments + 1, dtype=np.int64)
-        np.add.at(change, np.array(self.start, dtype=np.intp)[kept], nbytes)
-        np.subtract.at(change, np.array(self.end, dtype=np.intp)[kept] + 1, nbytes)
-        return np.cumsum(change)[:-1]
-
-    def pieces(self) -> tuple[Piece, ...]:
-        columns = self.nodes, self.places, self.again, self.start, self.left, self.read, self.end, self.in_memory
-        return tuple(
-            Piece(node, place, is_again, start, left, read, end, self.sizes[place])
-            for node, place, is_again, start, left, read, end, kept in zip(*columns, strict=True)
-            if kept
-        )
+def _alive(pieces: Iterable[Piece], n_moments: int) -> np.ndarray:
+    """Bytes at each moment."""
+    change = [0] * (n_moments + 1)
+    for piece in pieces:
+        change[piece.start] += piece.nbytes
+        change[piece.end + 1] -= piece.nbytes
+    return np.cumsum(change, dtype=np.int64)[:-1]
 
 
 class Model:
@@ -132,11 +92,11 @@ class Model:
         self._fused = [n in fused for n in self.nodes]
         self._views = [n.op == "call_function" and is_view(n) for n in self.nodes]
         self._costs = [costs.get(n, math.inf) for n in self.nodes]
-        self._places = [tuple(storages(n)) for n in self.nodes]
-        self._sizes: dict[int, int] = {}
-        given = {place for places, g in zip(self._places, self._given, strict=True) if g for place in places}
+        self.places = [tuple(storages(n)) for n in self.nodes]
+        self.sizes: dict[int, int] = {}
+        given = {place for places, g in zip(self.places, self._given, strict=True) if g for place in places}
         for n in self.nodes:
-            self._sizes |= {place: 0 if place in given else size for place, size in memory_of(value_of(n)).items()}
+            self.sizes |= {place: 0 if place in given else size for place, size in memory_of(value_of(n)).items()}
         self._holds: list[tuple[tuple[int, int, int], ...]] = []
         for i in range(len(self.nodes)):
             self._holds.append(self._held_by(i))
@@ -149,7 +109,7 @@ class Model:
             price_of_saving(n, view) < math.inf and roles.is_safe(n)
             for n, view in zip(self.nodes, self._views, strict=True)
         ]
-        self._repeatable = [
+        self.repeatable = [  # what may be computed again instead of being saved
             n.op == "call_function"
             and not late
             and Tag.MUST_SAVE not in tags_of(n).flags
@@ -161,30 +121,18 @@ class Model:
         self.always = frozenset(
             i
             for i, n in enumerate(self.nodes)
-            if not self._late[i] and (n.op == "get_attr" or (self._repeatable[i] and not self._savable[i]))
+            if not self._late[i] and (n.op == "get_attr" or (self.repeatable[i] and not self._savable[i]))
         )
-
-    def evictable(self, i: int) -> bool:
-        """Whether the node may be computed again instead of being saved."""
-        return self._repeatable[i]
 
     def unsaved(self, i: int, timeline: Timeline) -> frozenset[int]:
         """A saved node, and what it is computed from, back to what is saved or computed again anyway."""
         there = {*timeline.saved, *(timeline.again - self.always)} - {i}
-        return frozenset(self._made_of([i], lambda j: j not in there and self._repeatable[j]) - self.always)
+        return frozenset(self._made_of([i], lambda j: j not in there and self.repeatable[j]) - self.always)
 
     def cost(self, i: int) -> float:
         """Of computing a node again; for one of several results, of the call that makes them."""
         own = self.parents[i][0] if is_getitem(self.nodes[i]) else i
         return self._costs[own] if self._costs[own] < math.inf else 0.0
-
-    def places(self, i: int) -> tuple[int, ...]:
-        """The storages that hold a node's value."""
-        return self._places[i]
-
-    def size(self, place: int) -> int:
-        """Bytes of a storage that a call makes; 0 for those that are there before."""
-        return self._sizes[place]
 
     def sources(self, i: int, inside: Collection[int]) -> Iterator[int]:
         """What a node is computed from, outside of some nodes: views are seen through."""
@@ -197,7 +145,7 @@ class Model:
     def start(self, kept: Collection[str]) -> frozenset[int]:
         """The choice that keeps the values of these names."""
         seen = self._made_of(self._gradients, lambda i: self._late[i] or self.nodes[i].name not in kept)
-        return self.always | {i for i in seen if not self._late[i] and self._repeatable[i]}
+        return self.always | {i for i in seen if not self._late[i] and self.repeatable[i]}
 
     def run(self, again: frozenset[int]) -> Timeline | None:
         """``None`` where what is left to be saved cannot be."""
@@ -218,8 +166,9 @@ class Model:
         border = len(order)
         order += [(i, True) for i in self._in_time(backward, saved) if not self._given[i]]
         cost = sum(self._costs[i] for i in forward & backward if not self._views[i] and self._costs[i] < math.inf)
-        lives = self._lives(order, border, backward, saved)
-        return Timeline(again, tuple(sorted(saved)), cost, lives.alive(), tuple(i for i, _ in order), lives)
+        pieces = self._lives(order, border, backward, saved)
+        alive = _alive(pieces, len(order))
+        return Timeline(again, tuple(sorted(saved)), cost, pieces, alive, tuple(i for i, _ in order))
 
     def _in_time(self, backward: set[int], saved: set[int]) -> Iterable[int]:
         """Backward in the order of the graph, but what forward has computed before only when it is first needed."""
@@ -248,7 +197,7 @@ class Model:
         """The memory that a node's value lies in: each place, and where it comes from: which of its parents, and where
         it stands there; -1 if the node makes it. What is there before takes none."""
         held: list[tuple[int, int, int]] = []
-        for place in (p for p in self._places[i] if self._sizes[p]):
+        for place in (p for p in self.places[i] if self.sizes[p]):
             found = ((p, [own[0] for own in self._holds[p]]) for p in reversed(self.parents[i]))
             parent, at = next(((p, places.index(place)) for p, places in found if place in places), (-1, -1))
             held.append((place, parent, at))
@@ -256,31 +205,35 @@ class Model:
 
     def _lives(
         self, order: Sequence[tuple[int, bool]], border: int, second: Collection[int], saved: Collection[int]
-    ) -> _Lives:
-        """``second``: the nodes of which backward reads its own copy."""
-        lives = _Lives(len(order), self._sizes)
-        left, read, end, in_memory = lives.left, lives.read, lives.end, lives.in_memory
-        first_of: list[tuple[int, ...]] = [()] * len(self.nodes)  # the pieces of each node, and of its second copy
+    ) -> list[Piece]:
+        """What is in memory, and when. ``second``: the nodes of which backward reads its own copy."""
+        n, made = len(order), list[Piece]()
+        first_of: list[tuple[Piece, ...]] = [()] * len(self.nodes)  # the pieces of each node, and of its second copy
         second_of = first_of.copy()
         for moment, (i, is_second) in enumerate(order):
             reads_memory = not self._fused[i] and not self._views[i]
             pieces = {p: second_of[p] if is_second and p in second else first_of[p] for p in self.parents[i]}
             for piece in itertools.chain.from_iterable(pieces.values()):
-                end[piece] = moment
+                piece.end = moment
                 if moment < border:
-                    left[piece] = moment
-                elif read[piece] > moment:
-                    read[piece] = moment
+                    piece.left = moment
+                elif piece.read > moment:
+                    piece.read = moment
                 if reads_memory:
-                    in_memory[piece] = True
-            own: tuple[int, ...] = ()
+                    piece.in_memory = True
+            own: tuple[Piece, ...] = ()
             for place, p, at in self._holds[i]:
-                own += (pieces[p][at] if p >= 0 else lives.begin(i, place, is_second, moment, not self._fused[i]),)
+                if p >= 0:
+                    own += (pieces[p][at],)
+                else:
+                    size = self.sizes[place]
+                    made.append(Piece(i, place, is_second, moment, moment, n, moment, size, not self._fused[i]))
+                    own += (made[-1],)
             (second_of if is_second else first_of)[i] = own
             if not is_second and i in saved:
                 for piece in own:
-                    in_memory[piece] = True
+                    piece.in_memory = True
         for i in self._returned:
             for piece in first_of[i] or second_of[i]:
-                end[piece], in_memory[piece] = len(order) - 1, True
-        return lives
+                piece.end, piece.in_memory = n - 1, True
+        return [piece for piece in made if piece.in_memory]

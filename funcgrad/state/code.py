@@ -107,6 +107,14 @@ def together(parts: Sequence[Mentions]) -> Mentions:
     return Mentions(**{f: frozenset().union(*(getattr(p, f) for p in parts)) for f in fields}, uses=merged)
 
 
+def with_nested(code: types.CodeType) -> list[types.CodeType]:
+    """The code, and that of all functions and classes that it makes."""
+    found = [code]
+    for own in found:
+        found += [c for c in own.co_consts if isinstance(c, types.CodeType)]
+    return found
+
+
 @functools.lru_cache(maxsize=8192)
 def mentions(code: types.CodeType) -> Mentions:
     """What a code object mentions."""

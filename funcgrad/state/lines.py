@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from attrs import frozen
 
+from .code import with_nested
 from .names import is_installed_file, taken_apart
 from .uses import ATTRIBUTE, CELL, GLOBAL, use_at, without_padding
 
@@ -88,7 +89,7 @@ class Lines:
     def _mentioning(self, name: str) -> Iterator[str]:
         base, keys = taken_apart(name)
         loads = ATTRIBUTE if "." in name.partition("[")[0] else GLOBAL | CELL
-        for code in map(_with_nested, self.codes):
+        for code in map(with_nested, self.codes):
             for own in code:
                 if base in own.co_varnames[: own.co_argcount + own.co_kwonlyargcount] and "." not in name:
                     yield line_of(own, own.co_firstlineno)  # a default
@@ -97,10 +98,3 @@ class Lines:
                     is_named = step.opname in loads and step.argval == base
                     if is_named and (keys is None or use_at(steps, at).at(keys) is not None):
                         yield line_of(own, step.positions.lineno if step.positions else None)
-
-
-def _with_nested(code: types.CodeType) -> list[types.CodeType]:
-    found = [code]
-    for own in found:
-        found += [c for c in own.co_consts if isinstance(c, types.CodeType)]
-    return found

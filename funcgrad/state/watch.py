@@ -28,7 +28,7 @@ from ..inside import having
 from ..trees import Container
 from .buffers import holds_now
 from .caches import keeps_traced
-from .code import loads_of, mentions, written_by
+from .code import loads_of, mentions, with_nested, written_by
 from .conversions import Globals, asks_types, asks_types_otherwise, converting, own_names
 from .files import hearing_of_files, version_of
 from .given import OF_ITEMS, with_parts
@@ -274,13 +274,8 @@ class Watch(Loggers):
 
     def makes(self, function: types.FunctionType) -> bool:
         """Whether code that was reached makes this function: it was not there before the run."""
-        made, code = set[types.CodeType](), original(function.__code__)
-        pending = [*self._codes]
-        while pending:
-            inner = [c for c in pending.pop().co_consts if isinstance(c, types.CodeType)]
-            made.update(inner)
-            pending += inner
-        return code in made
+        code = original(function.__code__)
+        return any(code in with_nested(own)[1:] for own in self._codes)
 
     def give(self, containers: Iterable[Container]) -> tuple[Container, ...]:
         """Look at what a run stores into the containers among its arguments, which no other run was given."""

@@ -47,6 +47,7 @@ from ..state.places import Place
 from ..state.state import as_it_was
 from ..subclasses import Wrapping
 from ..torch_private.operators import generator_id
+from ..walks import reached
 from .definition import Pullback, name_of
 from .programs import Programs
 from .pure import HalfAlone, Pure, require_repeatable
@@ -279,7 +280,8 @@ def _needed(inner: Inner, joint: Joint, graphs: Sequence[Graph]) -> set[Slot]:
         roots = [n for n in joint.graph.fx.nodes if n.name in names]
     else:
         roots = [node for slot, node in joint.graph.computed if not isinstance(slot, Final)]
-    found = _read_by([*roots, *(n for n in joint.graph.fx.nodes if has_effect(n) and pass_of(n) == "forward")])
+    roots += (n for n in joint.graph.fx.nodes if has_effect(n) and pass_of(n) == "forward")
+    found = {*reached(roots, _read)}
     return late | {outer_slot(slot) for slot, node in joint.graph.given if node in found}
 
 
@@ -309,23 +311,11 @@ def _viewed(node: fx.Node) -> fx.Node:
     return node
 
 
-def _unread(node: fx.Node) -> list[Any]:
-    """Arguments that only what an op returns in their place depends on: the running statistics, in training."""
-    in_training = node.target is _BATCH_NORM and node.args[5]
-    return [node.args[i] for i in (3, 4)] if in_training else []
-
-
-def _read_by(roots: Sequence[fx.Node]) -> set[fx.Node]:
-    """The nodes some values depend on."""
-    found: set[fx.Node] = set()
-    pending = list(roots)
-    while pending:
-        node = pending.pop()
-        if node not in found:
-            found.add(node)
-            unread = _unread(node)
-            pending += [n for n in node.all_input_nodes if n not in unread]
-    return found
+def _read(node: fx.Node) -> list[fx.Node]:
+    """The arguments that more depends on than what an op returns in their place: in training, not the running
+    statistics."""
+    unread = node.args[3:5] if node.target is _BATCH_NORM and node.args[5] else ()
+    return [n for n in node.all_input_nodes if n not in unread]
 
 
 def pure_of(found: CapturedCall, made: Executable) -> Pure:

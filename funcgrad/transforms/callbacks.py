@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
 from .. import refusals
 from ..capture.applied import apply
-from ..capture.callbacks import VMAP_METHODS, Callback, Look, Rule, Run, Sizes
+from ..capture.callbacks import VMAP_METHODS, Callback, Like, Rule, Run, Sizes
 from ..capture.derived import Gradients
 from ..capture.floats import NotSymbolicError
 from ..capture.results import hidden_tensor
@@ -28,7 +28,7 @@ from .custom import bound_by_position
 from .decorator import OMITTED, Decorated, applied
 from .definition import argument_names, name_of
 from .packed import Packed, Place, leaves_like, pack
-from .rules import Like, gradients_of, kind_of, require_like
+from .rules import gradients_of, kind_of, require_like
 
 Fn = Callable[..., Any]
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -200,14 +200,9 @@ class _Opaque(Decorated):
     def _require_no_traced_closure(self, name: str, where: str | None) -> None:
         if active_trace() is None:
             return
-        cells = [cell for cell in getattr(self.function, "__closure__", None) or () if _is_filled(cell)]
-        bound = (
-            getattr(self.function, "args", ()),
-            getattr(self.function, "keywords", {}),
-            getattr(self.function, "__defaults__", ()),
-        )
-        path = hidden_tensor([*(cell.cell_contents for cell in cells), *bound])
-        if path is not None:
+        function = getattr(self.function, "__func__", self.function)  # what the object of a method holds is its own
+        held = (function.args, function.keywords) if isinstance(function, functools.partial) else function
+        if isinstance(held, (tuple, types.FunctionType)) and hidden_tensor(held) is not None:
             raise refusals.OPAQUE_CLOSES_OVER(name, self.spelled, where=where)
 
     def _written(self, packed: Sequence[Packed], tensors: Sequence[Tensor], name: str, where: str | None) -> list[int]:
@@ -239,13 +234,6 @@ def _by_position(f: Fn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
     return functools.partial(f, **rest) if rest else f, args if bound is None else bound.args
 
 
-def _is_filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False
-
-
 def _memory(tensor: Tensor) -> object:
     trace, below = active_trace(), unwrap_transform(tensor)
     if trace is not None:
@@ -264,7 +252,7 @@ class _Layout:
     where: str | None
     args: tuple[Packed, ...]
     tree: Tree
-    looks: tuple[Look, ...]
+    looks: tuple[Like, ...]
 
     def arguments(self, tensors: Sequence[Tensor], numbers: Sequence[Any] = ()) -> tuple[Any, ...]:
         rest = iter(numbers)
@@ -286,7 +274,7 @@ class _Layout:
         return Packed(self.tree, tuple(Place(i, path) for i, path in zip(leaves, paths, strict=True)))
 
 
-def _looks(like: Any, tensors: Sequence[Tensor], name: str, where: str | None) -> tuple[Tree, tuple[Look, ...]]:
+def _looks(like: Any, tensors: Sequence[Tensor], name: str, where: str | None) -> tuple[Tree, tuple[Like, ...]]:
     """How the results look: of a pytree of tensors, or of what has a shape and a dtype."""
     leaves, tree, paths = flatten(like, is_leaf=lambda v: hasattr(v, "shape") and hasattr(v, "dtype"))
     found = []
@@ -301,7 +289,7 @@ def _looks(like: Any, tensors: Sequence[Tensor], name: str, where: str | None) -
         device = getattr(leaf, "device", None)
         if device is None or device.type == "meta":
             device = tensors[0].device if tensors else torch.device("cpu")
-        found.append(Look(tuple(leaf.shape), dtype, device))
+        found.append(Like(tuple(leaf.shape), dtype, device))
     return tree, tuple(found)
 
 
@@ -323,8 +311,9 @@ def _runs(f: Fn, layout: _Layout) -> Run:
         results = []
         for leaf, look, shape, path in zip(leaves, layout.looks, shapes, paths, strict=True):
             result = leaf if isinstance(leaf, Tensor) else _from_python(leaf, look)
-            if tuple(result.shape) != tuple(shape) or result.dtype != look.dtype or result.device != look.device:
-                raise _unlike(layout, path, result, Like(tuple(shape), look.dtype, look.device), look.device)
+            wanted = evolve(look, shape=tuple(shape))
+            if Like.of(result) != wanted:
+                raise _unlike(layout, path, result, wanted)
             result = result.detach().resolve_conj().resolve_neg().contiguous()
             shared = any(_share(result.untyped_storage(), storage) for storage in held)
             results.append(result.clone() if shared else result)
@@ -334,20 +323,20 @@ def _runs(f: Fn, layout: _Layout) -> Run:
     return run
 
 
-def _from_python(value: Any, look: Look) -> Tensor:
+def _from_python(value: Any, look: Like) -> Tensor:
     """A NumPy array, which has a dtype, or a number of Python, which has none, as a tensor."""
     tensor = torch.as_tensor(value, device=look.device)
     is_number = type(value) in (bool, int, float, complex) and torch.can_cast(tensor.dtype, look.dtype)
     return torch.as_tensor(value, dtype=look.dtype, device=look.device) if is_number else tensor
 
 
-def _unlike(layout: _Layout, path: str, result: Tensor, like: Like, device: torch.device) -> OpaqueCallError:
+def _unlike(layout: _Layout, path: str, result: Tensor, like: Like) -> OpaqueCallError:
     found = Like.of(result)
     if (found.shape, found.dtype) == (like.shape, like.dtype):
         return OpaqueCallError(
-            f"{layout.name} returned a tensor on {result.device}{path and f' at {path}'}, and like says {device}",
+            f"{layout.name} returned a tensor on {result.device}{path and f' at {path}'}, and like says {like.device}",
             where=layout.where,
-            fix=f'return result.to("{device}")',
+            fix=f'return result.to("{like.device}")',
         )
     cast = f"result.to({like.dtype})" if found.shape == like.shape else f"a result of shape {list(like.shape)}"
     return OpaqueCallError(

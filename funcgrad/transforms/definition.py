@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from .. import refusals
-from ..autograd_state import has_dead_end, has_history, is_leaf
+from ..autograd_state import has_dead_end, has_history, is_leaf, next_nodes
 from ..capture.gradients import gradients_of, with_accumulated
 from ..capture.inner import Inner
 from ..capture.runs_again import copies_at_own_level, running_again
@@ -33,6 +33,7 @@ from ..torch_private.levels import outside_inference_mode, transforms_or_duals
 from ..torch_private.modes import without_function_modes
 from ..torch_private.tensors import is_wrapper_subclass
 from ..trees import Tree, flatten, unflatten
+from ..walks import after
 
 
 class Definition(Protocol):
@@ -495,17 +496,9 @@ def _detach_unless(result: Any, given: Mapping[int, Any], own: Container[int], d
 
 def _reaches_other(start: Any, own: Container[int], known: dict[Any, bool]) -> bool:
     """Whether the autograd graph below a node ends in a leaf that is not one of ``own`` (ids). ``known`` is filled."""
-    stack = [start]
-    while stack:
-        node = stack[-1]
-        below = [n for n, _ in node.next_functions if n is not None]
-        unknown = [n for n in below if n not in known]
-        if unknown:
-            stack += unknown
-            continue
+    for node in after([start], next_nodes, known):
         leaf = getattr(node, "variable", None)
-        known[node] = any(known[n] for n in below) or (leaf is not None and id(leaf) not in own)
-        stack.pop()
+        known[node] = any(known[n] for n in next_nodes(node)) or (leaf is not None and id(leaf) not in own)
     return known[start]
 
 

@@ -14,6 +14,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from ..capture.callbacks import Like
 from ..errors import ArgumentError, OptionError
 from ..options import make_options
 from ..torch_private.tensors import symbolic_zeros
@@ -35,7 +36,6 @@ from .definition import (
 )
 from .forward_jacobians import jacfwd_in_chunks
 from .points import mismatches_named, require_leaves, require_no_saved_hooks, require_primals, require_tangents
-from .rules import Like
 
 Fn = Callable[..., Any]
 BatchedDraws = Literal["error", "same", "different"]

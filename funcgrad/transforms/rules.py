@@ -17,6 +17,7 @@ from attrs import frozen
 from torch import Tensor
 
 from .. import refusals
+from ..capture.callbacks import Like
 from ..capture.trace import active_trace
 from ..errors import CustomDerivativeError, NonDifferentiableArgumentError
 from ..generators import mark_of
@@ -76,34 +77,6 @@ class RuledCall:
     def given(self, tensors: Sequence[Any]) -> list[Any]:
         """The arguments that a rule takes first."""
         return [self.args[i].of(tensors) for i in self.nondiff]
-
-
-@frozen
-class Like:
-    """What a tensor is."""
-
-    shape: Any
-    dtype: torch.dtype
-    device: torch.device
-
-    @staticmethod
-    def of(tensor: Tensor) -> Like:
-        return Like(tensor.shape, tensor.dtype, tensor.device)
-
-    @property
-    def is_active(self) -> bool:
-        """Whether it has a derivative."""
-        return self.dtype.is_floating_point or self.dtype.is_complex
-
-    def zeros(self) -> Tensor:
-        return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
-
-    def filled(self, derivative: Any) -> Any:
-        """A cotangent or tangent of such a tensor: zeros where there is none; None where it has no derivative."""
-        return self.zeros() if derivative is None and self.is_active else derivative
-
-    def __str__(self) -> str:
-        return f"a {str(self.dtype).removeprefix('torch.')} tensor of shape {list(self.shape)}"
 
 
 @frozen(eq=False)

@@ -20,7 +20,6 @@ from funcgrad.capture.views import Geometry, steps_between
 from funcgrad.layers import stack
 from funcgrad.layers.inverse import inverse_of
 from funcgrad.layers.layer import statements_of, wrap
-from funcgrad.layers.plain import from_data, to_data
 from funcgrad.layers.printing import print_wrapper
 from funcgrad.layers.stack import ORDER, outer_signature
 from funcgrad.layers.statements import Run
@@ -30,6 +29,7 @@ from funcgrad.source import compile_function
 from funcgrad.torch_private.tensors import is_wrapper_subclass, storage_id
 from funcgrad.transforms import programs as programs_of_functions
 
+from .plain_statements import from_data, to_data
 from .programs import Case, Count, difference, generate, run
 from .refusals import reason_of
 

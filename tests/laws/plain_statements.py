@@ -15,10 +15,10 @@ from typing import Any
 import attrs
 import torch
 
-from .. import slots, subclasses
-from ..capture import memory, views
-from ..torch_private.operators import is_operator, operator_named
-from . import effects, statements
+from funcgrad import slots, subclasses
+from funcgrad.capture import memory, views
+from funcgrad.layers import effects, statements
+from funcgrad.torch_private.operators import is_operator, operator_named
 
 _ROOMS: tuple[ModuleType, ...] = (slots, views, memory, subclasses, effects, statements)
 
