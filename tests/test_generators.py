@@ -203,3 +203,22 @@ def test_a_generator_of_ones_own_draws_for_any_size(what):
         x = torch.ones(n)
         assert torch.equal(compiled(x), x * OF_SIZES[what](n, theirs))
     assert compiled.cache_info().misses == 2
+
+
+def test_draws_in_place_of_which_kernels_without_memory_do_not_take_a_generator():
+    draws = {"exponential_": (2.0,), "log_normal_": (0.5, 1.5), "geometric_": (0.3,), "cauchy_": (1.0, 2.0)}
+    for name, given in draws.items():
+
+        def f(x, generator, name=name, given=given):
+            y = x * 1
+            getattr(y.t(), name)(*given, generator=generator)
+            return y + getattr(torch.empty_like(x), name)(generator=generator, *(given if name == "geometric_" else ()))
+
+        compiled = fg.jit(f)
+        ours, theirs = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
+        for n in (2, 5, 9, 40):
+            x = torch.ones(3, n, requires_grad=True)
+            found, expected = compiled(x, ours), f(x, theirs)
+            assert torch.equal(found, expected) and torch.equal(ours.get_state(), theirs.get_state()), name
+            assert torch.autograd.grad(found.sum(), x)[0].count_nonzero() == 0
+        assert compiled.cache_info().misses == 2

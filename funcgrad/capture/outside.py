@@ -185,7 +185,25 @@ def _requires_grad(tensor: Tensor, requires_grad: bool = True) -> Tensor:
         return Tensor.requires_grad_(tensor, requires_grad)
 
 
+_OF_MANY_VALUES = ("exponential", "log_normal", "geometric", "cauchy")
+
+
+def _drawn_into(method: Callable[..., Any], op: Any) -> Callable[..., Any]:
+    """A draw in place from a generator that is named, which kernels without memory do not take."""
+
+    def draw(self: Tensor, *args: Any, generator: torch.Generator | None = None, **kwargs: Any) -> Any:
+        if generator is None:
+            return method(self, *args, **kwargs)
+        return self.copy_(op(self.detach(), *args, generator=generator, **kwargs))
+
+    return draw
+
+
 REWRITES: dict[Any, Callable[..., Any]] = {
+    **{
+        getattr(Tensor, f"{name}_"): _drawn_into(getattr(Tensor, f"{name}_"), getattr(torch.ops.aten, name).default)
+        for name in _OF_MANY_VALUES
+    },
     Tensor.requires_grad_: _requires_grad,
     **{f: _without_memory(f) for f in (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor)},
     **{f: _with_lengths_as_tensors(f) for f in (torch.ctc_loss, torch.nn.functional.ctc_loss)},
@@ -231,8 +249,8 @@ def _grouped_mm(
 
 
 def _drawn(op: Any) -> Callable[..., Tensor]:
-    """Sizes of what is drawn from a generator that is named: by the operator that names none, as kernels without
-    memory take the sizes of the other as numbers."""
+    """Sizes of what is drawn from a generator that is named: where none is named, as kernels without memory take the
+    sizes of the other as numbers, or do not take it."""
     return lambda *sizes, generator=None, **kind: op(*sizes, **kind)
 
 
@@ -242,6 +260,7 @@ FAKE_RESULTS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.randint.generator: _drawn(torch.ops.aten.randint.default),
     torch.ops.aten.randint.low_generator: _drawn(torch.ops.aten.randint.low),
     torch.ops.aten.randperm.generator: _drawn(torch.ops.aten.randperm.default),
+    **{op: _drawn(op) for op in (getattr(torch.ops.aten, name).default for name in _OF_MANY_VALUES)},
     torch.ops.aten._grouped_mm.default: _grouped_mm,
     torch.ops.aten._ctc_loss.default: _ctc_loss,
     torch.ops.aten._ctc_loss.Tensor: _ctc_loss,
