@@ -1329,6 +1329,14 @@ row(
     says="stores a new lock",
 )
 row(
+    "one of several views is written to",
+    memory.WRITES_INTO_ONE_OF_VIEWS,
+    lambda x: (y := x * 1, y.chunk(2)[0].mul_(2), y.sum())[2],
+    numbers,
+    transform=fg.grad_compiled,
+    fixed=lambda x: (y := x * 1, y[:2].mul_(2), y.sum())[2],
+)
+row(
     "a log comes to what the function uses",
     memory.OUTPUT_WRITES,
     lambda x: (LOGGER.info("a"), x * len(LINES))[1],

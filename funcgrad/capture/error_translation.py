@@ -84,6 +84,8 @@ def _named(error: Exception) -> FuncgradError | None:
         return refusals.MEMORY_MOVED("swap_tensors", where=where)
     if isinstance(error, RuntimeError) and _NO_HISTORY in text:
         return refusals.SWITCHED_OFF_WITH_VIEW(where=where)
+    if isinstance(error, RuntimeError) and "output of a function that returns multiple views" in text:
+        return refusals.WRITES_INTO_ONE_OF_VIEWS(where=where)
     if isinstance(error, RuntimeError) and (
         "leaf Variable that requires grad" in text
         or "is a view and is being modified inplace" in text

@@ -123,6 +123,12 @@ WRITES_INTO_LEAF = Refusal(
     "the function writes into a tensor it was given",
     "write into a copy: x = x.clone()",
 )
+WRITES_INTO_ONE_OF_VIEWS = Refusal(
+    MutationError,
+    "the function writes into one of several views that one operation has returned (chunk, split, unbind), which "
+    "autograd forbids",
+    "write into a slice, x[:2].mul_(y), or use what returns a new tensor",
+)
 SWITCHED_TOO_LATE = Refusal(
     MutationError,
     "the function gives a tensor other memory, or other sizes, and switches requires_grad (requires_grad_()) of it",
