@@ -129,3 +129,58 @@ def test_output_that_comes_to_what_the_function_reads_is_refused(monkeypatch):
     with contextlib.redirect_stdout(io.StringIO()) as other:
         fg.jit(lambda x: (print("hi"), x * 2)[1])(torch.ones(3))
     assert other.getvalue() == "hi\n"
+
+
+def record(log, value):
+    log.append(value)
+
+
+def put_first(log, value, scale=1):
+    log.insert(0, value * scale)
+
+
+def counts(log, value):
+    log.append(value)
+    return len(log)
+
+
+def keeps(log, value):
+    log.append(value)
+    return [lambda: len(log)][0]()
+
+
+renamed = counts
+GIVEN = {
+    "record(own.log, v)": 1,
+    "put_first(own.log, v, 2)": 1,
+    "record(by_name['k'], v)": 1,
+    "record(log, put_first(log, v) or v)": 6,  # at both ends
+    "(record(log, v), len(log))": 6,
+    "counts(log, v)": 6,
+    "keeps(log, v)": 6,
+    "renamed(log, v)": 6,
+    "put_first(log=log, value=v)": 6,
+    "(record(log, v), own.record(log, v))": 6,
+}
+
+
+class Own:
+    def __init__(self, log):
+        self.log = log
+
+    def record(self, log, value):
+        return len(log)
+
+
+def test_a_function_that_only_adds_to_what_it_is_given():
+    """Its argument is a log of the one who calls it; that of any other, and of what has another name, is read."""
+    functions = {f.__name__: f for f in (record, put_first, counts, keeps)}
+
+    def world():
+        log = []
+        return {"log": log, "own": Own(log), "by_name": {"k": log}, "renamed": renamed, **functions}
+
+    for source, misses in GIVEN.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", fg.RecompileWarning)
+            assert same(f"({source}, v * 2)[1]", world) == misses, source

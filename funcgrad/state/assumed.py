@@ -39,7 +39,7 @@ from .names import (
 )
 from .places import MISSING, Place
 from .reached import CONTAINERS
-from .uses import ANY, Use
+from .uses import ANY, Use, grown_arguments
 from .values import holds_symbols, holds_tensors, is_plain, shape_of
 
 _OF_ITEMS = ("__getitem__", "__missing__")
@@ -69,12 +69,30 @@ class Assumed(Mentioned):
         if self._together[0] != known:  # asked for after each run
             new = [evolve(mentions(code), assigned=frozenset()) for code in self._codes if code.co_name in CONSTRUCTORS]
             own = together([*(mentions(c) for c in self._codes if c.co_name not in CONSTRUCTORS), *new])
+            own = self._with_given(own)
             read = dict.fromkeys(self._getters, frozenset([Use((), "read")]))
             by_value = Mentions(
                 strings=frozenset(self._texts if own.by_name else ()), attributes=frozenset(self._getters), uses=read
             )
             self._together = known, together([own, by_value])
         return self._together[1]
+
+    def _with_given(self, said: Mentions) -> Mentions:
+        """What code mentions, where a container that it gives a function by name is used as that uses its argument:
+        if all functions of this name only add to it, and nothing else has it."""
+        given = {use.by for uses in said.uses.values() for use in uses if use.then == "give"}
+        known = dict[Any, set[Any] | None]()
+        for code in self._codes if given else ():
+            for i, methods in grown_arguments(code).items():
+                had = known.get((code.co_name, i), set())
+                known[code.co_name, i] = None if had is None or methods is None else had | {*methods}
+        found = {to: known.get(to) for to in given if to is not None and to[0] not in self._misnamed}
+
+        def resolved(use: Use) -> Use:
+            methods = found.get(use.by) if use.then == "give" and use.by is not None else None
+            return use if methods is None else evolve(use, then="grow", by=tuple(sorted(methods)))
+
+        return evolve(said, uses={name: frozenset(map(resolved, own)) for name, own in said.uses.items()})
 
     def see(self, value: Any, name: str) -> None:
         """A value can be reached. What an ``operator.attrgetter`` reads, code that calls it may read."""
@@ -205,7 +223,7 @@ class Assumed(Mentioned):
     @property
     def said_by_what_ran(self) -> Mentions:
         """What the code mentions that ran, as far as that was noted."""
-        return together([mentions(code) for code in self._what_ran])
+        return self._with_given(together([mentions(code) for code in self._what_ran]))
 
     @property
     def _what_ran(self) -> list[types.CodeType]:

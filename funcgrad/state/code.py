@@ -189,7 +189,7 @@ def _texts(steps: Sequence[dis.Instruction]) -> tuple[list[types.CodeType], froz
 def written_by(code: types.CodeType) -> frozenset[str]:
     """The names under which code writes to Python state: those of containers that it fills among them."""
     said = mentions(code)
-    filled = (name for name, uses in said.uses.items() if any(use.then not in ("read", "look") for use in uses))
+    filled = (name for name, uses in said.uses.items() if any(use.then not in ("read", "look", "give") for use in uses))
     return said.stored.union(said.assigned, filled)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .code import Mentions, mentions, together
+from .code import Mentions, mentions, together, with_nested
 from .conversions import is_stand_in, own_names
 from .guards import Guard, Met
 from .impure import is_iterator
@@ -61,6 +61,20 @@ def _roots(function: types.FunctionType, said: Mentions) -> Iterator[tuple[Any, 
         yield value, names
 
 
+def _misnamed(function: types.FunctionType, said: Mentions) -> Iterator[str]:
+    """The names by which code means anything but one function of that name, whose code is looked into."""
+    code = function.__code__
+    named = {name: function.__globals__.get(name) for name in said.globals}
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        named[name] = Place("cell", cell, None, name).read()
+    for name, value in named.items():
+        of = getattr(value, "__globals__", {}).get("__name__")
+        is_plain = isinstance(value, types.FunctionType) and value.__code__.co_name == name
+        if not is_plain or package(of) in LIBRARIES:
+            yield name
+    yield from said.stored.union(*(own.co_cellvars for own in with_nested(code)))
+
+
 def _is_module_of_library(value: Any) -> bool:
     return isinstance(value, types.ModuleType) and package(value.__name__) in LIBRARIES
 
@@ -68,6 +82,8 @@ def _is_module_of_library(value: Any) -> bool:
 class Mentioned(Reached):
     """Looks into functions and modules."""
 
+    _misnamed: Set[str] = frozenset()
+    """Names by which code means anything but one function of that name."""
     _names_at_will = False
     """Whether code may mean attributes whose names stand nowhere."""
 
@@ -148,6 +164,7 @@ class Mentioned(Reached):
         for variable in sorted(said.stored.union(s for s in by_name if s.isidentifier() and not s.startswith("__"))):
             place = Place("item", function.__globals__, variable, variable)
             self.globals.setdefault((id(function.__globals__), variable), (place, place.read()))
+        self._misnamed |= set(_misnamed(function, said))
         for variable in sorted(said.globals):
             place = Place("item", function.__globals__, variable, variable)
             if variable in function.__globals__ and not is_stand_in(variable, function.__globals__[variable]):

@@ -242,7 +242,9 @@ def uses_of(name: str, said: Mentions) -> set[str] | None:
     base, path = taken_apart(name)
     if path is None or base not in said.uses or (said.by_name and base in said.strings):
         return None
-    return {"read" if then == "look" else then for use in said.uses[base] if (then := use.at(path)) is not None}
+    return {
+        "read" if then in ("look", "give") else then for use in said.uses[base] if (then := use.at(path)) is not None
+    }
 
 
 def is_replaced(name: str, said: Mentions) -> bool:

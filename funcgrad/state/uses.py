@@ -21,6 +21,8 @@ CELL = {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
 LOADS = GLOBAL | ATTRIBUTE | CELL
 CONSTANT = {"LOAD_CONST", "LOAD_SMALL_INT"}
 _GROWS = {"append", "extend", "appendleft", "extendleft", "add", "update", "write", "writelines"}
+_FAR = 64
+"""So many instructions before an argument the function is looked for that it is given to."""
 ANY = object()
 """A key that is computed."""
 
@@ -29,13 +31,14 @@ ANY = object()
 class Use:
     """One use of a name: the constants it is subscripted by (``ANY``: something computed), then what happens:
     ``"read"``, ``"grow"`` (a container is added to), ``"store"`` (an item is replaced), ``"count"`` (a number is
-    increased by a constant in place), ``"look"`` (it is asked for its keys or its length, not for what it holds)."""
+    increased by a constant in place), ``"look"`` (it is asked for its keys or its length, not for what it holds),
+    ``"give"`` (it is an argument of a function, which reads it if nobody knows better)."""
 
     keys: tuple[Hashable, ...]
     then: str
     by: tuple[Any, ...] | None = None
     """The type of the constant by which is counted, and the constant: 1 is not 1.0. The methods that add to a
-    container."""
+    container. The name of the function, and which of its arguments it is."""
 
     def at(self, path: tuple[Any, ...]) -> str | None:
         """What happens to the item at these keys; None where it is another one."""
@@ -85,7 +88,32 @@ def use_at(steps: Sequence[dis.Instruction], at: int, aliases: bool = True) -> U
         store = rest.at(3) if rest.ops(2) == "SWAP" else rest.at(2)
         if store is not None and store.opname.startswith("STORE_") and store.argval == steps[at].argval:
             return Use((), "count", by)
-    return Use(tuple(keys), "read")
+    to = _given_to(steps, at, rest.start)
+    return Use(tuple(keys), "read" if to is None else "give", to)
+
+
+def _given_to(steps: Sequence[dis.Instruction], at: int, end: int) -> tuple[str, int] | None:
+    """The name of the function in whose call the value that is loaded at ``at``, and on the stack before ``end``, is
+    an argument by position, and which one. None: it is none."""
+    for callee in range(at - 1, max(at - _FAR, 0) - 1, -1):
+        step, args = steps[callee], Ahead(steps, callee + 1)
+        is_called = "NULL" in step.argrepr or steps[callee - 1].opname == "PUSH_NULL" or args.ops(0) == "PUSH_NULL"
+        if step.opname in GLOBAL | CELL and is_called:
+            which = args.after(args.ops(0) == "PUSH_NULL").argument_before(end)
+            if which is not None:
+                return step.argval, which
+    return None
+
+
+def grown_arguments(code: types.CodeType) -> dict[int, tuple[Any, ...] | None]:
+    """The methods by which a function adds to what it is given, for each of its arguments by position; None where it
+    may do anything else with it."""
+    steps, names = without_padding(code), code.co_varnames[: code.co_argcount]
+    all_of = not {"locals", "vars", "eval", "exec"}.isdisjoint(code.co_names)
+    return {
+        i: None if all_of or name in code.co_cellvars else Ahead(steps, 0).methods_of(name)
+        for i, name in enumerate(names)
+    }
 
 
 _BRANCHES = {"POP_JUMP_FORWARD_IF_FALSE", "POP_JUMP_FORWARD_IF_TRUE", "POP_JUMP_IF_FALSE", "POP_JUMP_IF_TRUE"}
@@ -173,6 +201,23 @@ class Ahead:
                 break
             depth, rest = depth - taken + left, rest.after(1)
         return rest if depth == n else None
+
+    def argument_before(self, end: int) -> int | None:
+        """Which argument of the call for which these instructions compute the arguments is on the stack before
+        ``end``; None: that is none, or some are given by name."""
+        depth, rest, which = 0, self, None
+        while (step := rest.at(0)) is not None:
+            if rest.start == end:
+                which = depth - 1
+            if step.opname == "CALL" and step.arg == depth:
+                return which
+            taken, left = stack_use(step)
+            if taken is None or taken > depth or step.opname == "KW_NAMES":
+                return None
+            depth, rest = depth - taken + left, rest.after(1)
+            if which is not None and depth <= which:
+                return None  # something else has taken it
+        return None
 
     def is_put_first(self) -> bool:
         """Whether an item is put before the others of what was loaded: ``x.insert(0, item)``."""
