@@ -612,6 +612,91 @@ things$ = [Thing$(1.5), Thing$(2.0)]
         changes=("@ = {'a'}", "@ = set(@)", "@ = frozenset(@)"),
     ),
     Kind(
+        "logs of several names",
+        "own$",
+        """
+def note$(log, value):
+    log.append(value)
+def note_count$(log, value):
+    log.append(value)
+    return len(log)
+own$ = types.SimpleNamespace(log=[1.5], further=types.SimpleNamespace(), by=collections.defaultdict(list))
+own$.also = own$.further.log = own$.by['k'] = own$.log
+own$.again = own$.by
+rows$ = [own$.log, own$.by['other']]
+""",
+        numbers=(
+            "len(@.also)",
+            "len(@.further.log)",
+            "len(@.again['k'])",
+            "len(rows$[0])",
+            "len(rows$[1])",
+            "len(@.log)",
+        ),
+        reads=(
+            "y = y + sum(@.also)",
+            "y = y + sum(rows$[0][-2:])",
+            "y = y + float(@.further.log[-1])",
+            "y = y * (2 if @.also else 3)",
+            "for v in @.again['k'][-2:]:\n    y = y + v",
+            "y = y + sum(1 for _ in @.further.log)",
+        ),
+        writes=(
+            "@.log.append(y.detach().sum())",
+            "@.further.log.append(y.detach().sum())",
+            "@.by['k'].append(1.5)",
+            "@.by['other'].append(y.detach().sum())",
+            "rows$[0].append(y.detach()[0])",
+            "note$(@.log, y.detach().sum())",
+            "note$(rows$[1], 2.5)",
+            "y = y * note_count$(@.also, 1.5)",
+            "@.also += [y.detach().sum()]",
+            "@.log.insert(0, y.detach().sum())",
+            "@.also = list(@.log)",
+            "rows$[1] = @.also",
+        ),
+        changes=(
+            "@.log.append(0.5)",
+            "@.also = list(@.log)",
+            "@.also = @.log",
+            "@.log.clear()",
+            "@.by['k'] = rows$[1]",
+            "rows$.reverse()",
+            "@.further.log = []",
+        ),
+        keeps_history=True,
+    ),
+    Kind(
+        "deques that grow",
+        "ends$",
+        """
+ends$ = types.SimpleNamespace(
+    free=collections.deque(), full=collections.deque([torch.tensor(7.0)], maxlen=3), few=collections.deque(maxlen=2))
+ends$.also = ends$.full
+""",
+        numbers=("len(@.free)", "len(@.also)", "len(@.few)"),
+        reads=("y = y + sum(@.full)", "y = y + (@.few[0] if @.few else 1)", "y = y * (2 if @.free else 3)"),
+        writes=(
+            "@.free.append(y.detach().sum())",
+            "@.free.appendleft(y.detach().sum())",
+            "@.full.append(y.detach().sum())",
+            "@.full.appendleft(y.detach().sum())",
+            "@.few.appendleft(0.5)",
+            "@.few.append(y.detach()[0])",
+            "@.also.extend([y.detach()[0], y.detach()[1]])",
+            "@.free.extendleft([y.detach()[0], 1.5])",
+            "@.full.appendleft(0.5); @.full.append(y.detach().sum())",
+            "if len(@.few) < 2:\n    @.few.insert(0, y.detach()[1])",
+        ),
+        changes=(
+            "@.free.clear()",
+            "@.full.append(torch.tensor(2.0))",
+            "@.few.rotate(1)",
+            "@.also = collections.deque(@.full)",
+        ),
+        keeps_history=True,
+    ),
+    Kind(
         "collections",
         "col$",
         """
