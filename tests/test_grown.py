@@ -184,3 +184,45 @@ def test_a_function_that_only_adds_to_what_it_is_given():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", fg.RecompileWarning)
             assert same(f"({source}, v * 2)[1]", world) == misses, source
+
+
+def puts_into_one(own, x):
+    own.a[0] = x
+    return own.b[0] * 1
+
+
+def puts_by_key(own, x):
+    own.a["k"] = x
+    return own.b["k"] * 1
+
+
+def asks_whether_they_are_one(own, x):
+    (first, *_) = own.a.values() if isinstance(own.a, dict) else own.a
+    return first * x * (2 if own.a is own.b else 3)
+
+
+@pytest.mark.parametrize("begins_as_one", [False, True])
+def test_containers_of_tensors_become_one_and_part(begins_as_one):
+    """Others of their kind will do, but where one is written to, or compared, they are one or apart as they were."""
+
+    def run(jit, step, make):
+        own = types.SimpleNamespace(a=make(1), b=make(2))
+        f, found = jit(lambda x: step(own, x)), []
+        for i in range(12):
+            if i % 4 == 2 * begins_as_one:
+                own.b = make(i)
+            elif i % 4 == 2 - 2 * begins_as_one:
+                own.b = own.a
+            found.append(float(f(torch.tensor(float(i)))))
+        return found
+
+    cases = [(puts_into_one, "list"), (puts_by_key, "dict")]
+    cases += [(asks_whether_they_are_one, kind) for kind in ("list", "dict", "tuple", "deque")]
+    makes = {
+        "list": lambda i: [torch.tensor(float(i))],
+        "tuple": lambda i: (torch.tensor(float(i)),),
+        "dict": lambda i: {"k": torch.tensor(float(i))},
+        "deque": lambda i: collections.deque([torch.tensor(float(i))]),
+    }
+    for step, kind in cases:
+        assert run(fg.jit, step, makes[kind]) == run(lambda f: f, step, makes[kind]), (step, kind)

@@ -21,6 +21,7 @@ from .code import Mentions, mentions, together
 from .guards import Guard, Met, members_said
 from .hooks import can_be_hooked
 from .impure import is_iterator, refuse_iterator
+from .lines import is_user_file
 from .mentioned import Mentioned
 from .names import (
     CONSTRUCTORS,
@@ -145,6 +146,32 @@ class Assumed(Mentioned):
                 container = self.met[key].container if key in self.met else self._known[key]
                 for place in places:
                     self._guards.setdefault(("is", place.identity), Guard(place, container, "is"))
+        self._guard_identities()
+
+    @property
+    def compares_identities(self) -> bool:
+        """Whether code that was reached, and is not torch's, asks whether two objects are one."""
+        own = [c for c in self._codes if is_user_file(c.co_filename) or _is_typed_in(c)]
+        return any(mentions(code).compares_identities for code in own)
+
+    def _guard_identities(self) -> None:
+        """Of containers of tensors there may be others in each call: where one is written to, or code compares
+        containers, they are one, or apart, as they were."""
+        own = {key: places for key, places in self._places.items() if self._holds_items(key)}
+        compares = self.compares_identities
+        for place, *others in own.values() if compares else ():
+            if others:
+                self._guards["one", place.identity] = Guard(place, tuple(others), "one")
+        known: list[Place] = []
+        for key, (place, *_) in sorted(own.items(), key=lambda item: item[0] not in self.written):
+            if known and key not in self.written:
+                self._guards["apart", place.identity] = Guard(place, tuple(known), "apart")
+            if compares or key in self.written:
+                known.append(place)
+
+    def _holds_items(self, key: int) -> bool:
+        """Whether it is a container, and not the attributes of a tensor."""
+        return key not in self.met or self.met[key].of is None
 
     def _guard_libraries(self) -> None:
         """What own code may name in modules of libraries that it has as values, and by ``super()`` in their classes:
@@ -411,3 +438,8 @@ class Assumed(Mentioned):
                 elif use.then != "grow" or len(use.keys) < n or not grows:
                     return None
         return found
+
+
+def _is_typed_in(code: types.CodeType) -> bool:
+    """Whether code is of no file, and no special method, as dataclasses make them."""
+    return code.co_filename.startswith("<") and not code.co_name.startswith("__")

@@ -16,7 +16,7 @@ from ..errors import UnwatchedStateWarning
 from .assumed import Assumed
 from .code import Mentions, builtins_in, mentions, together
 from .impure import seeds, warn_of_clocks
-from .lines import is_user_file, warn
+from .lines import warn
 from .names import taken_apart
 from .reached import CONTAINERS
 from .renamed import original
@@ -28,11 +28,6 @@ class Unwatched(Assumed):
     def __init__(self, root: Callable[..., Any]) -> None:
         super().__init__()
         self._root = root
-
-    @property
-    def compares_identities(self) -> bool:
-        """Whether code that was reached, and is not torch's, asks whether two objects are one."""
-        return any(mentions(code).compares_identities for code in self._codes if is_user_file(code.co_filename))
 
     def _warn(self, said: Mentions) -> None:
         """Name, once for each function, what no guard can watch, and code that has run mentions."""

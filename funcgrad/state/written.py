@@ -39,11 +39,11 @@ from .code import Mentions
 from .effects import Count, Effect, Grow, Refill, Store, refill
 from .guards import Guard, Met, members_said
 from .hooks import can_be_hooked
-from .listeners import too_late
 from .names import found_on, is_hook_of_module, is_replaced, item_name, joined, steps_of, uses_of
 from .new_values import CALLED, New, NewObject, attributes_made, is_copied, is_lasting, is_new
 from .output import Log, Print, Printed, effects_of
 from .places import MISSING, Place
+from .receivers import too_late
 from .renamed import original
 from .settings import Setting
 from .shown import ShownValue, numbers_in
