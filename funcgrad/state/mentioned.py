@@ -68,9 +68,8 @@ def _misnamed(function: types.FunctionType, said: Mentions) -> Iterator[str]:
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         named[name] = Place("cell", cell, None, name).read()
     for name, value in named.items():
-        of = getattr(value, "__globals__", {}).get("__name__")
         is_plain = isinstance(value, types.FunctionType) and value.__code__.co_name == name
-        if not is_plain or package(of) in LIBRARIES:
+        if not is_plain or package(value.__globals__.get("__name__")) in LIBRARIES:  # type: ignore[union-attr]
             yield name
     yield from said.stored.union(*(own.co_cellvars for own in with_nested(code)))
 

@@ -10,7 +10,6 @@ along (``reached``), what code names (``mentioned``), what is assumed, unwatched
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import os
 import sys
@@ -46,7 +45,6 @@ from .names import (
     found_on,
     is_installed,
     is_library,
-    item_name,
     item_of,
     joined,
     looks_for_itself,
@@ -320,36 +318,6 @@ class Watch(Loggers):
         """The functions in which ``type`` is asked, and where there are symbols of numbers, ``float`` and ``int``."""
         asking = [(function, frozenset({"type"})) for function in self._functions if asks_types(function)]
         return [*asking, *(converting(self._functions) if has_numbers else ())]
-
-    def places_of(self, wanted: Sequence[Tensor]) -> dict[int, Place]:
-        """By identity, the first place of each tensor that was read from one that is known, or lies in a container
-        that was met."""
-        found = {id(tensor): place for place, tensor in reversed(self.tensors.values())}
-        missing = {id(t) for t in wanted} - found.keys()
-        for met in self.met.values() if missing else ():
-            if isinstance(met.container, (dict, list, collections.deque)):
-                for key, value in met.before.items() if isinstance(met.before, dict) else enumerate(met.before):
-                    if id(value) in missing:
-                        name = item_name(met.name, key) if met.of is None else joined(met.name, str(key))
-                        found.setdefault(id(value), Place("item", met.container, key, name))
-        for kind, had in self.classes.items():
-            for name, value in had.items():
-                if id(value) in missing:
-                    found.setdefault(id(value), Place.on_class(kind, name))
-        return found
-
-    def lasting(self, place: Place) -> Place:
-        """Where a tensor lives that was found in a container, if there may be another one in each call."""
-        places: Sequence[Place] = self._places.get(id(place.owner), ())
-        is_one = not places or id(place.owner) in self.written or isinstance(place.owner, Place)
-        return place if is_one else evolve(place, owner=places[0])
-
-    def from_root(self, place: Place) -> Place:
-        """The same place, where its owner may be another object in each call."""
-        known = {id(attributes_of(g.value)): g.place for g in reversed(self._guards.values()) if g.how == "is"}
-        if (of := known.get(id(place.owner))) is None or of.owner is place.owner:
-            return self.lasting(place)
-        return evolve(place, owner=Place("slot", self.from_root(of), "__dict__", of.name))
 
     def put_back(self, put: Sequence[tuple[Place, Any, Any]]) -> None:
         """What ``put_numbers`` has put somewhere goes again, for what was there."""
