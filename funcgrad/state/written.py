@@ -496,10 +496,12 @@ class Written:
 
     def _was_stored_before_met(self, value: Any) -> bool:
         """Whether the watch has met a container of tensors of the trace where the function had stored it by then."""
+        if id(value) in self._watch.given:
+            return False
         if isinstance(value, tuple):
             return any(is_traced(v) or self._was_stored_before_met(v) for v in value)
         met = self._watch.met.get(id(value)) if type(value) in (list, dict) else None
-        if met is None or id(value) in self._watch.given:
+        if met is None:
             return False
         return any(map(is_traced, met.before.values() if type(value) is dict else met.before))
 
