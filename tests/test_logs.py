@@ -3,6 +3,7 @@ unless it is read."""
 
 import logging
 import types
+import warnings
 from collections import defaultdict
 
 import pytest
@@ -155,3 +156,21 @@ def test_a_logger_that_a_call_makes_is_whole():
         compiled(torch.ones(n))
     logger = logging.getLogger(name)
     assert logger.propagate and not logger.disabled and not logger.isEnabledFor(logging.DEBUG)
+
+
+def test_a_function_that_is_transformed_anew_in_each_call():
+    def loss(p, x):
+        return (x @ p).tanh().sum()
+
+    p, x = torch.ones(3), torch.ones(2, 3)
+    with pytest.warns(fg.RecompileWarning, match=r"loss is transformed anew in each call at test_logs\.py") as caught:
+        for _ in range(5):
+            fg.grad_compiled(loss)(p, x)
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", fg.RecompileWarning)
+        compiled = fg.grad_compiled(loss)
+        for _ in range(5):
+            compiled(p, x)
+        for _ in range(5):
+            fg.grad_compiled(lambda p: (x @ p).sum())(p)  # another function in each call

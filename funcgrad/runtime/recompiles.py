@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+import types
+import weakref
 from collections import Counter
 from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
 
 from ..capture.inputs import Inputs
 from ..errors import RecompileWarning
 from ..options import Options
-from ..state.lines import warn
+from ..state.lines import user_line, warn
 from .key import Difference
 from .miss_reasons import why_not
 from .program import Program
@@ -66,6 +71,24 @@ _TAKEN = (
     "not of a list. What is only printed is to be formatted in the call of print, or of a logger: "
     "print(f'{{loss:.4f}}'). A loop of another length is another program."
 )
+
+
+_MADE_ANEW = (
+    "{} is transformed anew in each call at {}, and compiles for the {}th time: programs are kept by what a transform "
+    "returns. Make that once, and call it."
+)
+_first_compiles: weakref.WeakKeyDictionary[Any, Counter[tuple[str, str | None]]] = weakref.WeakKeyDictionary()
+
+
+def note_first(kind: str, function: Any, name: str) -> None:
+    """Warn where a fourth compiled function of one ``function`` makes its first program at one line of the caller's.
+    Bound methods are others in each call."""
+    if not isinstance(function, (types.FunctionType, torch.nn.Module)):
+        return
+    counts, line = _first_compiles.setdefault(function, Counter()), user_line()
+    counts[kind, line] += 1
+    if counts[kind, line] == _CHANGES + 1:
+        warn(_MADE_ANEW.format(name, line, _CHANGES + 1), RecompileWarning)
 
 
 class Recompiles:

@@ -46,7 +46,7 @@ from ..runtime.key import aliasing
 from ..runtime.miss_reasons import captured_by, objects_of, why_not
 from ..runtime.on_path import first_float, other_path, require_on_path
 from ..runtime.program import Program
-from ..runtime.recompiles import Recompiles
+from ..runtime.recompiles import Recompiles, note_first
 from ..runtime.varying import (
     Symbol,
     as_read,
@@ -306,6 +306,8 @@ class Programs(abc.ABC):
                 fix="call it once before, with arguments like these",
             )
         log(1, f"compiling {self.__name__}: {nearest}")
+        if not self._cache.misses and self._definition.replays:
+            note_first(type(self._definition).__name__, self._definition.root, self.__name__)
         if path:  # there is a program for these sizes and this state, that reads something else
             self._recompiles.note_path(self.__name__, self._cache.programs)
         else:
