@@ -21,7 +21,7 @@ CELL = {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
 LOADS = GLOBAL | ATTRIBUTE | CELL
 CONSTANT = {"LOAD_CONST", "LOAD_SMALL_INT"}
 _GROWS = {"append", "extend", "appendleft", "extendleft", "add", "update", "write", "writelines"}
-_FAR = 64
+_FAR = 32
 """So many instructions before an argument the function is looked for that it is given to."""
 ANY = object()
 """A key that is computed."""
@@ -95,6 +95,8 @@ def use_at(steps: Sequence[dis.Instruction], at: int, aliases: bool = True) -> U
 def _given_to(steps: Sequence[dis.Instruction], at: int, end: int) -> tuple[str, int] | None:
     """The name of the function in whose call the value that is loaded at ``at``, and on the stack before ``end``, is
     an argument by position, and which one. None: it is none."""
+    if "NULL" in steps[at].argrepr or (end < len(steps) and steps[end].opname in ATTRIBUTE):
+        return None  # it is called, or asked for an attribute
     for callee in range(at - 1, max(at - _FAR, 0) - 1, -1):
         step, args = steps[callee], Ahead(steps, callee + 1)
         is_called = "NULL" in step.argrepr or steps[callee - 1].opname == "PUSH_NULL" or args.ops(0) == "PUSH_NULL"
