@@ -115,9 +115,9 @@ class Ran(Counter[str]):
             self["ran"] += result is not MISS
             return result
 
-        def added(cache: ProgramCache, program: Any) -> None:
+        def added(cache: ProgramCache, *program: Any) -> None:
             self["made"] += 1
-            add(cache, program)
+            add(cache, *program)
 
         return patch.multiple(ProgramCache, run_first_fit=found, add=added)
 
@@ -136,10 +136,10 @@ def outcome(word: tuple[str, ...], name: str, at: int | None, times: int = 2) ->
     except Exception as error:
         return error
     if at is not None:
-        if not ran["ran"]:
-            return AssertionError("no program ran")
         if ran["made"]:
             return AssertionError(f"the last call made {ran['made']} programs")
+        if not ran["ran"]:
+            return AssertionError("no program ran")
     return [*results, *state, x]
 
 
