@@ -89,7 +89,7 @@ def call(args, kwargs):
     if len(args) != 2: return MISS
     args__0, k, = args
     if type(args__0) is not dict: return MISS
-    if list(args__0) != list_3: return MISS
+    if list(args__0) != list_2: return MISS
     p_w, = args__0.values()
     if kwargs: return MISS
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from .. import refusals
 from ..errors import DataDependentControlFlowError, DataDependentShapeError, FuncgradError
 from ..state.hooks import module_of
@@ -28,6 +30,7 @@ _NO_OPERAND = "convert all Tensors to FakeTensors first", "Attempting to use Fun
 computed."""
 _NO_TOKEN = "Could not find a token for effect"
 """What PyTorch says where an operator is called whose effect a trace is to order."""
+_ONE_OF_VIEWS = re.compile(r"Output \d+ of \w*(Split|Chunk|Unbind)\w* is a view and is being modified inplace")
 _NO_HISTORY = "new_fn INTERNAL ASSERT FAILED"
 """What PyTorch says where it is to make the history of a view anew, and what that is a view of requires no grad any
 more."""
@@ -84,7 +87,7 @@ def _named(error: Exception) -> FuncgradError | None:
         return refusals.MEMORY_MOVED("swap_tensors", where=where)
     if isinstance(error, RuntimeError) and _NO_HISTORY in text:
         return refusals.SWITCHED_OFF_WITH_VIEW(where=where)
-    if isinstance(error, RuntimeError) and "output of a function that returns multiple views" in text:
+    if isinstance(error, RuntimeError) and _ONE_OF_VIEWS.match(text):
         return refusals.WRITES_INTO_ONE_OF_VIEWS(where=where)
     if isinstance(error, RuntimeError) and (
         "leaf Variable that requires grad" in text

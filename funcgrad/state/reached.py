@@ -419,7 +419,7 @@ class Reached(Found):
         for met in self.met.values() if missing else ():
             if isinstance(met.container, (dict, list, collections.deque)):
                 for key, value in met.items:
-                    if id(value) in missing or type(value) is tuple:
+                    if id(value) in missing or isinstance(value, tuple):
                         name = item_name(met.name, key) if met.of is None else joined(met.name, str(key))
                         inside = _in_tuples(Place("item", met.container, key, name), value)
                         found = {id(v): place for place, v in inside if id(v) in missing} | found
@@ -474,5 +474,5 @@ _CLOSED = ("contextlib", "funcgrad", "logging", "pathlib", "re", "threading", "_
 def _in_tuples(place: Place, value: Any) -> Iterator[tuple[Place, Any]]:
     """A value, and what is in it if it is a tuple."""
     yield place, value
-    for i, item in enumerate(value) if type(value) is tuple else ():
+    for i, item in enumerate(value) if isinstance(value, tuple) else ():
         yield from _in_tuples(Place("item", place, i, item_name(place.name, i)), item)

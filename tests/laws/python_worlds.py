@@ -665,6 +665,7 @@ rows$ = [own$.log, own$.by['other']]
             "@.further.log = []",
         ),
         keeps_history=True,
+        weight=0.4,
     ),
     Kind(
         "deques that grow",
@@ -695,6 +696,7 @@ ends$.also = ends$.full
             "@.also = collections.deque(@.full)",
         ),
         keeps_history=True,
+        weight=0.4,
     ),
     Kind(
         "collections",
