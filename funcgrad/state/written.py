@@ -501,9 +501,7 @@ class Written:
         if isinstance(value, tuple):
             return any(is_traced(v) or self._was_stored_before_met(v) for v in value)
         met = self._watch.met.get(id(value)) if type(value) in (list, dict) else None
-        if met is None:
-            return False
-        return any(map(is_traced, met.before.values() if type(value) is dict else met.before))
+        return met is not None and any(is_traced(v) for _, v in met.items)
 
     def _is_kept_inside(self, value: Any) -> bool:
         """The same of a value in a container that is no tree: there, None is no container of nothing."""
