@@ -230,8 +230,8 @@ class Assumed(Mentioned):
     def grows_at(self, held: Any) -> str | None:
         """Where code adds to a list or a deque to which it only adds: ``"first"``, before its items, ``"last"``, or
         None, at both ends. A deque that is full takes no ``insert``."""
-        named = ((name, said) for name in self._all_names(held) for said in self.said_of_contents)
-        methods = set[str]().union(*(grown_by(name, said) for name, said in named))
+        names, says = self._all_names(held), self.said_of_contents
+        methods = set[str]().union(*(grown_by(name, said) for name in names for said in says))
         if not methods & _FIRST:
             return "last"
         is_bounded = isinstance(held, collections.deque) and held.maxlen is not None

@@ -8,6 +8,7 @@ this module does not know means: all of it.
 from __future__ import annotations
 
 import dis
+import functools
 import types
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -107,6 +108,7 @@ def _given_to(steps: Sequence[dis.Instruction], at: int, end: int) -> tuple[str,
     return None
 
 
+@functools.lru_cache(maxsize=8192)
 def grown_arguments(code: types.CodeType) -> dict[int, tuple[Any, ...] | None]:
     """The methods by which a function adds to what it is given, for each of its arguments by position; None where it
     may do anything else with it."""
