@@ -52,6 +52,21 @@ def test_step_lies_where_the_last_one_did(backend):
     assert (p.shape, p.dtype, repr(p)) == ((512,), torch.float32, "<donated as p of step>")
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_given_away_is_as_it_was_where_the_call_is_on_another_path(backend):
+    def branches(p, g):
+        q = p * 0.9 + g
+        return q * 2 if (q @ g).sum() > 0 else q * 3
+
+    compiled = fg.jit(branches, donate_argnums=0, backend=backend)
+    p, g = torch.randn(8, 8), torch.ones(8, 8)
+    for sign in (1, -1, 1, -1):
+        given = p.abs() * sign
+        assert_rounded(compiled(given.clone(), sign * g), branches(given, sign * g))
+        assert_rounded(compiled(given.clone(), sign * g * 9), branches(given, sign * g * 9))
+    assert compiled.cache_info().misses <= 2
+
+
 def test_step_allocates_nothing():
     compiled = fg.jit(step, donate_argnums=(0, 1), donate="strict")
     *state, g = tensors()

@@ -3,6 +3,8 @@ each backend."""
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -94,6 +96,43 @@ def test_a_graph_written_by_hand(backend):
     with pytest.raises(PathMiss) as missed:
         run(-torch.ones(4, 3))
     assert (missed.value.read, missed.value.value, log) == (0, False, [])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_python_read_first_is_checked_first(backend):
+    """Also where what it read later is known earlier, and by the same kernels: a call is on another path because of the
+    first."""
+    g = Written()
+    x, w = g.given(Arg("x"), torch.ones(4, 4)), g.given(Arg("w"), torch.ones(4, 4))
+    early = g.call(aten.any.default, g.call(aten.gt.Scalar, x, 0.0))
+    late = g.call(aten.any.default, g.call(aten.gt.Scalar, g.call(aten.mm.default, x, w), 0.0))
+    g.call(expect, late, 0, True)
+    g.call(expect, early, 1, True)
+    g.call(expect, g.call(aten.any.default, g.call(aten.gt.Scalar, x, 1.0)), 2, False)
+    made = compile_joint(Joint.of(g.graph({Out("[0]"): g.call(aten.sin.default, x)})), Options(backend=backend))
+    (run,) = made.runnables
+    one = torch.ones(4, 4)
+    torch.testing.assert_close(run(one, one), (one.sin(),))
+    for wrong, (read, value) in {
+        (-one, one): (0, False), (one, -one): (0, False), (-one, -one): (1, False), (2 * one, one): (2, True),
+        (2 * one, -one): (0, False),
+    }.items():  # fmt: skip
+        with pytest.raises(PathMiss) as missed:
+            run(*wrong)
+        assert (missed.value.read, missed.value.value) == (read, value)
+
+
+def test_kernels_check_what_python_reads():
+    """No tensor is made for it, and what comes after it does not run on another path."""
+    g = Written()
+    x = g.given(Arg("x"), torch.ones(64))
+    total = g.call(aten.sum.default, x)
+    g.call(expect, g.call(aten.gt.Scalar, total, 0.0), 0, True)
+    out = g.call(aten.sin.default, g.call(aten.mul.Tensor, x, total))
+    made = compile_joint(Joint.of(g.graph({Out("[0]"): out})), Options(backend="c"))
+    python, c = (source.text for source in made.sources)
+    assert "item" not in python and python.count("joint_launch0(") == 1 and "off_path(failed)" in python
+    assert re.search(r"/\* joint_kernel1 \*/\n  if \(\*.*\) return 1;\n  k_.*\n  return 0;", c)
 
 
 def test_triton_kernels_are_for_known_sizes():

@@ -8,13 +8,13 @@ sizes is one region.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from attrs import define, field
 
 from ..loops.ir import Kernel
 from ..machine import Machine
-from ..memory.steps import Launch, size_of
+from ..memory.steps import Check, Launch, size_of
 from ..symbolic.sizes import Size
 from .c import Function, is_worth_threads, may_be_parallel, print_kernel, size_arguments
 from .c_language import HOW, PRELUDE, STORED
@@ -54,9 +54,7 @@ def print_files(
     return [*sources[:-1], "\n".join([sources[-1], *declarations, *lines]) + "\n"], sizes
 
 
-def _launch_function(
-    launch: Launch, printed: Sequence[tuple[Kernel, Function]], sizes: Sequence[str], machine: Machine
-) -> Iterator[str]:
+def _launch_function(launch: Launch, printed: _Printed, sizes: Sequence[str], machine: Machine) -> Iterator[str]:
     names = {b.name: f"a{i}" for i, b in enumerate(launch.arguments)}
     takes = ", ".join(
         [
@@ -75,9 +73,38 @@ def _launch_function(
     yield f"{'int' if launch.checks else 'void'} {launch.name}({takes}) {{"
     if arena.nbytes and not launch.room:
         yield f"  char arena[{arena.nbytes}] __attribute__((aligned(64)));"
-    waves = list(_waves(printed, _places(launch, names)))
-    if any(wave.is_shared(machine) for wave in waves):
+    places = _places(launch, names)
+    parts = [(list(_waves(part, places)), checks) for part, checks in _until_checked(launch.checks, printed)]
+    if any(wave.is_shared(machine) for waves, _ in parts for wave in waves):
         yield "  const int threads = omp_get_max_threads();"
+    for waves, checks in parts:
+        yield from _run(waves, names, machine)
+        yield from (f"  if (*{names[check.buffer.name]}) return {n};" for n, check in checks)
+    if launch.checks:
+        yield "  return 0;"
+    yield "}"
+
+
+_Printed = Sequence[tuple[Kernel, Function]]
+
+
+def _until_checked(checks: Sequence[Check], printed: _Printed) -> Iterator[tuple[_Printed, list[tuple[int, Check]]]]:
+    """Kernels up to one that leaves a check of what Python read, with the checks, numbered, that are then known in
+    order: on another path no other kernel has to run. With the last ones come the other checks."""
+    numbered = list(enumerate(checks, 1))
+    reads = {check.buffer.name: n for n, check in numbered if check.read}
+    begin = 0
+    for i, (kernel, _) in enumerate(printed, 1):
+        last = max((reads[b.name] for b in kernel.writes if b.name in reads), default=0)
+        if last or i == len(printed):
+            known = [(n, check) for n, check in numbered if n <= last or i == len(printed)]
+            numbered = [pair for pair in numbered if pair not in known]
+            yield printed[begin:i], known
+            begin = i
+
+
+def _run(waves: Iterable[_Wave], names: Mapping[str, str], machine: Machine) -> Iterator[str]:
+    """Call the kernels of waves one after the other."""
     for is_shared, group in itertools.groupby(waves, lambda wave: wave.is_shared(machine)):
         together = list(group)
         if is_shared:
@@ -95,9 +122,6 @@ def _launch_function(
                 yield f"{'    ' if is_shared else '  '}{function.name}({', '.join(values)});  /* {kernel.name} */"
         if is_shared:
             yield "  }"
-    if launch.checks:
-        yield f"  return {' | '.join(f'*{names[b.name]}' for b in launch.checks)};"
-    yield "}"
 
 
 @define
@@ -127,7 +151,7 @@ class _Wave:
         return not (_meet(writes, self.reads) or _meet(writes, self.writes) or _meet(reads, self.writes))
 
 
-def _waves(printed: Sequence[tuple[Kernel, Function]], places: Mapping[str, _Place]) -> Iterator[_Wave]:
+def _waves(printed: _Printed, places: Mapping[str, _Place]) -> Iterator[_Wave]:
     wave = _Wave()
     for kernel, function in printed:
         reads, writes = ([places[b.name] for b in buffers] for buffers in (kernel.reads, kernel.writes))

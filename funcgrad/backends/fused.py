@@ -17,8 +17,8 @@ import torch
 from attrs import evolve
 from torch import Tensor, fx
 
-from ..graph_primitives import SIZES, scalar
-from ..graphs import Graph, is_getitem, is_view, value_of
+from ..graph_primitives import SIZES, expect, scalar
+from ..graphs import Graph, is_getitem, is_path_check, is_view, value_of
 from ..lifetimes import Lifetimes
 from ..loops.fuse import fuse
 from ..loops.groups import Decision, ExternTask, Fused, Group
@@ -34,7 +34,7 @@ from ..memory.heap import keep_what_is_free
 from ..memory.layout import Part, as_read, parts_of_stacks
 from ..memory.liveness import alive_in
 from ..memory.schedule import Kernels, Schedule
-from ..memory.steps import Allocate, Call, Extern, Free, Launch, Step, bytes_buffer, is_static
+from ..memory.steps import Allocate, Call, Check, Extern, Free, Launch, Step, bytes_buffer, is_static
 from ..opaque_calls import given_whole
 from ..options import ENVIRONMENT
 from ..passes.channels_last import channels_last
@@ -51,9 +51,6 @@ from .c_files import print_files
 from .c_language import PRELUDE, STACK
 from .fused_python import address, empty_on_cpu, print_python
 from .printer import Printer
-
-CHECK = "check"
-"""How the names of buffers begin that say whether an index is wrong."""
 
 _MORE, _MORE_BYTES = 1.01, 1 << 14
 """How much higher the peak may be for arenas."""
@@ -162,7 +159,9 @@ class TritonBackend:
 def _lowered(graph: Graph, device: torch.device, target: Target) -> Kernels:
     lowering = lower(graph, device, target)
     fused = fuse(lowering, [r for r in graph.results if isinstance(r, fx.Node)], ENVIRONMENT.fuel)
-    return Kernels(graph, _that_matter(graph, list(_steps(graph, lowering, fused))))
+    buffers = _Buffers(graph, lowering, fused)
+    steps = list(_steps(graph, lowering, fused, buffers))
+    return Kernels(graph, _that_matter(graph, steps), buffers.checks)
 
 
 def _scheduled(kernels: Kernels, stack: int, keeps: bool) -> tuple[Schedule, Sequence[Call | Allocate | Launch]]:
@@ -190,13 +189,13 @@ def _built(backend: Backend, python: Source, launches: Mapping[str, Any]) -> Run
 # ── kernels ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _steps(graph: Graph, lowering: Lowering, fused: Fused) -> Iterable[Extern | Kernel]:
-    buffers = _Buffers(graph, lowering, fused)
+def _steps(graph: Graph, lowering: Lowering, fused: Fused, buffers: _Buffers) -> Iterable[Extern | Kernel]:
     groups = [task for task in fused.tasks if isinstance(task, Group)]
     names = {group: f"{graph.name}_kernel{i}" for i, group in enumerate(groups)}
     nodes: dict[Value, str] = {}
     for node, value in lowering.values.items():
         nodes.setdefault(value, node.name)
+    nodes |= {value: node.name for node, values in lowering.checks.items() if is_path_check(node) for value in values}
     for task in fused.tasks:
         if isinstance(task, ExternTask):
             yield Extern(task.node, lowering.externs[task.node])
@@ -260,7 +259,11 @@ class _Buffers:
             if value not in self._found and (value not in checks or value in read):
                 self._found[value] = [Buffer(fresh("temporary"), value.shape, value.dtype, self._strides(value, group))]
         for value in checks:  # of their own, whoever else wants to know
-            self._found.setdefault(value, []).append(Buffer(fresh(CHECK), (), value.dtype, ()))
+            self._found.setdefault(value, []).append(Buffer(fresh("check"), (), value.dtype, ()))
+        self.checks: dict[str, fx.Node] = {}
+        for node, values in lowering.checks.items():
+            for value in values:
+                self.checks.setdefault(self._found[value][-1].name, node)
 
     def _strides(self, value: Value, group: Group) -> tuple[int, ...]:
         """Images lie as the largest ones do that the same kernel reads or writes, so that one walk through memory
@@ -309,8 +312,17 @@ def _launched(kernels: Kernels) -> Iterable[Extern | Launch]:
         scratch = [
             b for name, b in written.items() if name not in there and reads[name] == readers[name] and is_static(b)
         ]
-        checks = [b for b in scratch if b.name.startswith(CHECK)]
-        yield Launch(next(names), together, tuple(scratch), tuple(checks))
+        own = {b.name: b for b in scratch}
+        checks = tuple(Check(own[name], _read_by(node)) for name, node in kernels.checks.items() if name in own)
+        yield Launch(next(names), together, tuple(scratch), checks)
+
+
+def _read_by(check: fx.Node) -> tuple[int, bool] | None:
+    """The number of a read, and what is read where the check fails; None for one of something else."""
+    if check.target is not expect:
+        return None
+    _, read, expected = check.args
+    return read, not expected  # type: ignore[return-value]
 
 
 def _with_memory(
@@ -393,6 +405,10 @@ def _names(graph: Graph, step: Step) -> Iterable[str]:
         return [step.over] if step.over in graph.donated else []
     if not isinstance(step, Launch):
         return []
-    # where a check fails, all is computed once more
+    # where an index is wrong, all is computed once more
     names = [b.name for b in (*step.buffers, *step.takes) if b.name not in step.places]
-    return [*names, *(at.name for at, _ in step.places.values()), *(n.name for n in graph.placeholders if step.checks)]
+    return [
+        *names,
+        *(at.name for at, _ in step.places.values()),
+        *(n.name for n in graph.placeholders if step.may_raise),
+    ]

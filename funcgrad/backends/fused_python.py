@@ -12,8 +12,8 @@ from torch import Tensor, fx
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from ..generators import own_draws
-from ..graph_primitives import Opaque
-from ..graphs import Graph, call_text, device_of, value_of, where_of
+from ..graph_primitives import Opaque, PathMiss
+from ..graphs import Graph, call_text, device_of, is_path_check, value_of, where_of
 from ..loops.ir import Buffer
 from ..loops.lower import lower
 from ..loops.rows_products import PRODUCTS
@@ -69,8 +69,7 @@ def print_python(
             own = [name.removeprefix(PREFIX) for name in sizes.get(step.name, ())]
             call = f"{step.name}({', '.join((*buffers, *own))})"
             if step.checks:
-                otherwise = printer.name("wrong_index", WrongIndex(graph))
-                call = f"if {call}: {otherwise}({', '.join(n.name for n in graph.placeholders)})"
+                call = _checked(printer, graph, step, call)
             lines.append(f"    {call}")
             lines += [f"    # {kernel.name}: {', '.join(kernel.computes)}" for kernel in step.kernels]
         else:
@@ -101,6 +100,20 @@ def _counted(printer: Printer, schedule: Schedule) -> list[str]:
     calls = [(n.target, tuple(sizes(a) for a in n.args), sizes(n)) for n in products]
     asks, tells = printer.name("n_dispatch_modes", n_dispatch_modes), printer.name("count_flops", count_flops)
     return [f"    if {asks}(): {tells}({printer.argument(calls)})"]
+
+
+def _checked(printer: Printer, graph: Graph, launch: Launch, call: str) -> str:
+    """A launch that says which of its checks fails first, if any does."""
+    otherwise = []
+    reads = tuple(check.read for check in launch.checks)
+    if any(reads):
+        failed = printer.variable("failed")
+        call = f"{failed} := {call}"
+        otherwise.append(f"{printer.name('off_path', OffPath(reads))}({failed})")
+    if launch.may_raise:
+        given = ", ".join(n.name for n in graph.placeholders)
+        otherwise.append(f"{printer.name('wrong_index', WrongIndex(graph))}({given})")
+    return f"if {call}: {'; '.join(otherwise)}"
 
 
 def _in_arena(arena: Buffer, offset: int) -> str:
@@ -136,6 +149,19 @@ def _unless_held(printer: Printer, name: str) -> str:
     held = f"{printer.name('holders', holders)}({name})"
     others = f"{held} != {printer.name('alone', ALONE)} and {held} != {printer.name('alone_now', alone)}()"
     return f"    if {others}: {name} = {name}.clone()"
+
+
+@frozen
+class OffPath:
+    """Called with the number of the check of a launch that fails first, from 1: raises ``PathMiss`` if that is one of
+    what Python ``reads``."""
+
+    reads: tuple[tuple[int, bool] | None, ...]
+
+    def __call__(self, failed: int) -> None:
+        read = self.reads[failed - 1]
+        if read is not None:
+            raise PathMiss(*read)
 
 
 @define(eq=False)
@@ -179,7 +205,7 @@ class _Checks:
 
 
 def _checks_of(graph: Graph) -> _Checks:
-    checks = lower(graph).checks
+    checks = [node for node in lower(graph).checks if not is_path_check(node)]
     error, what = IndexError, "an index is out of bounds"
     if all(node.target is torch.ops.aten._linalg_check_errors.default for node in checks):
         error, what = LinAlgError, "a matrix is singular, or not positive definite"

@@ -43,6 +43,7 @@ class Printer:
         self._constants = graph.constants
         self._graph = graph
         self._taken = {graph.name, *(n.name for n in graph.fx.nodes if n.op != "get_attr")}
+        self._variables: dict[str, str] = {}
         self._known: dict[str, str] = {}
         """Symbols that are numbers as sizes, or sizes that Python read, and where they are."""
 
@@ -52,13 +53,17 @@ class Printer:
         names = [n.name for n in graph.placeholders]
         if not graph.is_boxed:
             return [f"def {graph.name}({', '.join(names)}):", f'    """{_escape(str(graph.signature))}"""']
-        box = next(
-            name
-            for name in itertools.chain(["values"], map("values_{}".format, itertools.count()))
-            if name not in self._taken
-        )
+        box = self.variable("values")
         takes = [f"    {', '.join(names)}, = {box}"] if names else []
         return [f"def {graph.name}({box}):", f'    """{_escape(str(graph.signature))}"""', *takes, f"    {box}.clear()"]
+
+    def variable(self, like: str) -> str:
+        """A name for a variable, the same each time, that no tensor and no constant has."""
+        if like not in self._variables:
+            tried = itertools.chain([like], map(f"{like}_{{}}".format, itertools.count()))
+            self._variables[like] = next(n for n in tried if n not in self._taken and n not in self._names)
+            self._taken.add(self._variables[like])
+        return self._variables[like]
 
     def step(self, step: Step) -> list[str]:
         """The lines of a call, or of values dropped."""

@@ -41,7 +41,9 @@ def print_file(launches: Sequence[Launch], machine: Machine) -> str:
             kernels[printed.name] = printed.text
             lines += [f"    {line}" for line in _calls(kernel, printed, names)]
         if launch.checks:
-            lines.append(f"    return bool({' | '.join(names[b.name] for b in launch.checks)})")
+            found = [names[check.buffer.name] for check in launch.checks]
+            lines.append(f"    if not bool({' | '.join(found)}): return 0")
+            lines.append(f"    return 1 + [{', '.join(f'bool({name})' for name in found)}].index(True)")
         functions += ["", "", *lines]
     return "\n".join([_HEAD, *(f"\n{text}\n" for text in kernels.values()), *functions[1:]]) + "\n"
 

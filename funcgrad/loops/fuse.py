@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 
 from torch import fx
 
-from ..graphs import is_getitem
+from ..graphs import is_getitem, is_path_check
 from ..symbolic.sizes import hint
 from .costs import ROW, is_dear, own_cost
 from .domain import Domain, Place, core, decide, place, refine, widen
@@ -54,7 +54,7 @@ def fuse(lowering: Lowering, results: Sequence[fx.Node], fuel: int | None = None
         if node in lowering.externs:
             fusion.extern(node)
         else:
-            fusion.check(lowering.checks[node])
+            fusion.check(lowering.checks[node], in_order=is_path_check(node))
     fusion.need(results)
     return fusion.done()
 
@@ -76,6 +76,7 @@ class _Fusion:
         self._inner: dict[Value, int | None] = {}
         self._strides = {value: lowering.strides[node] for node, value in lowering.buffers.items()}
         self._checked: set[Task] = set()
+        self._checked_before: dict[Value, set[Task]] = {}
         self._last_effect: ExternTask | None = None
         self._order, self._sizes = Order(), ReadSizes()
         self._node_position = {node: i for i, node in enumerate(lowering.nodes)}
@@ -99,10 +100,12 @@ class _Fusion:
         self._tasks.append(task)
         self._last[task] = self._node_position[node]
 
-    def check(self, checks: Iterable[Value]) -> None:
-        """Whether an index is wrong is known before the next library call."""
+    def check(self, checks: Iterable[Value], in_order: bool) -> None:
+        """Whether an index is wrong is known before the next library call. ``in_order``: and not before what is checked
+        earlier: on which path a call is depends on what was read first."""
         for value in checks:
             self._wanted.add(value)
+            self._checked_before[value] = {*self._checked} if in_order else set()
             self._place_all(value)
             self._checked.add(self._group_of[value])
 
@@ -136,7 +139,7 @@ class _Fusion:
             return
         sources = self._read_by(value)
         before = {task for source, _ in sources if (task := self._task_of(source)) is not None}
-        before |= self._sizes.read_before(value, self._group_of.__contains__)
+        before |= self._sizes.read_before(value, self._group_of.__contains__) | self._checked_before.get(value, set())
         together = self._together((value.arg if isinstance(value, Reduce) else value).shape, sources)
         if not isinstance(value, (Reduce, Scan, Scatter)):
             self._inner[value] = together

@@ -41,7 +41,7 @@ class Gather(Value):
 @frozen(eq=False)
 class Checked:
     """What a row computes, and what must be true nowhere for it to make sense; where it is, eager PyTorch raises an
-    error."""
+    error, or takes another path."""
 
     result: Any
     wrong: tuple[Value, ...]

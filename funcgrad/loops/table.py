@@ -16,6 +16,7 @@ from . import (  # noqa: F401
     rows_products,
     rows_put,
     rows_random,
+    rows_reads,
     rows_reduce,
     rows_scan,
     rows_scatter,

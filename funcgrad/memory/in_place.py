@@ -140,8 +140,8 @@ class _Places:
         last = Lifetimes.of(
             [p for b in (*kernel.reads, *kernel.writes) for p in self._places(b.name)] for kernel in launch.kernels
         ).last
-        kept = {p for b in launch.checks for p in self._places(b.name)}
-        if launch.checks:  # where one fails, all is computed once more
+        kept = {p for check in launch.checks for p in self._places(check.buffer.name)}
+        if launch.checks:  # where one fails, all is computed once more, or by another program
             kept |= {p for n in self._nodes.values() if n.op == "placeholder" for p in self._places(n.name)}
         found = []
         for j, kernel in enumerate(launch.kernels):
@@ -169,7 +169,7 @@ class _Places:
 
 
 def _names(graph: Graph, step: Extern | Launch) -> Iterable[str]:
-    """What a step reads and writes; where an index is wrong, all that the program was given."""
+    """What a step reads and writes; where it may be that all is computed once more, all that the program was given."""
     if isinstance(step, Extern):
         return [n.name for n in step.node.all_input_nodes]
     return [

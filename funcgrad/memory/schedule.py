@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
-from attrs import frozen
+from attrs import field, frozen
+from torch import fx
 
 from ..graphs import Graph, call_text, nbytes, type_text, where_of
 from ..loops.ir import Kernel
@@ -21,10 +23,12 @@ _SHOWN = 160
 
 @frozen(eq=False, repr=False)
 class Kernels(Shown):
-    """What a graph is lowered to, in order. ``graph`` says what goes in and out."""
+    """What a graph is lowered to, in order. ``graph`` says what goes in and out. ``checks``: the buffers in which
+    kernels leave that something is wrong, by name, each with the call it is wrong for; in the order of the graph."""
 
     graph: Graph
     steps: tuple[Extern | Kernel, ...]
+    checks: Mapping[str, fx.Node] = field(factory=dict)
 
     def headline(self) -> str:
         kernels = sum(isinstance(step, Kernel) for step in self.steps)

@@ -52,19 +52,28 @@ class Allocate:
     at: int | None = None
 
 
+@frozen(eq=False)
+class Check:
+    """A bool that kernels leave: true where something is wrong. ``read``: then Python reads another value, the number
+    of the read and the value; None: then eager PyTorch raises an error."""
+
+    buffer: Buffer
+    read: tuple[int, bool] | None
+
+
 @frozen(eq=False, slots=False)
 class Launch:
     """Run kernels one after the other, in one call. ``scratch``: buffers that only these kernels know, placed in one
     arena.
 
-    ``room``: the memory of the arena, where the stack does not do. ``checks``: bools among the scratch that the kernels
-    leave; the call returns whether one of them is true.
+    ``room``: the memory of the arena, where the stack does not do. ``checks``: what lies among the scratch, in order;
+    the call returns the number of the first that is true, from 1, or 0.
     """
 
     name: str
     kernels: tuple[Kernel, ...]
     scratch: tuple[Buffer, ...]
-    checks: tuple[Buffer, ...] = ()
+    checks: tuple[Check, ...] = ()
     room: Buffer | None = None
     places: Mapping[str, tuple[Buffer, int]] = field(factory=dict)
     """The buffers that lie in arenas of the program, by name: in which, and its offset in bytes."""
@@ -79,7 +88,7 @@ class Launch:
 
     @functools.cached_property
     def arena(self) -> Arena:
-        return plan(self.kernels, self.scratch, self.checks)
+        return plan(self.kernels, self.scratch, [check.buffer for check in self.checks])
 
     @functools.cached_property
     def origins(self) -> dict[str, str]:
@@ -91,6 +100,11 @@ class Launch:
         """The buffers it is called with: those that have a place of their own."""
         elsewhere = self.origins
         return tuple(b for b in self.buffers if b.name not in elsewhere)
+
+    @property
+    def may_raise(self) -> bool:
+        """Whether a check of it is for an error of eager PyTorch's, which is raised by computing all once more."""
+        return any(check.read is None for check in self.checks)
 
     @property
     def takes(self) -> tuple[Buffer, ...]:
