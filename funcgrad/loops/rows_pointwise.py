@@ -35,8 +35,14 @@ from .values import (
 )
 
 
+_OF_TRUTHS = {"add": "or", "mul": "and", "maximum": "or", "minimum": "and"}
+"""What arithmetic is of truth values."""
+
+
 def _elementwise(op: str, floats_only: bool, *args: Any, out: Any) -> Any:
-    if not (out.dtype.is_floating_point if floats_only else out.dtype != torch.bool):
+    if out.dtype == torch.bool and not floats_only:
+        op = _OF_TRUTHS.get(op, "")
+    if not (out.dtype.is_floating_point if floats_only else op):
         return NotImplemented
     return pointwise(op, *(into(a, out.dtype) for a in args))
 
@@ -61,6 +67,8 @@ TABLE[aten.clamp_max.Tensor] = partial(_elementwise, "minimum", False)
 
 @row(aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar)
 def _add(a: Any, b: Any, alpha: Any = 1, *, out: Any, op: str = "add") -> Any:
+    if out.dtype == torch.bool and alpha == 1 and op == "add":
+        return pointwise("or", into(a, out.dtype), into(b, out.dtype))
     if out.dtype == torch.bool or not fits(alpha, out.dtype) or isinstance(alpha, bool):
         return NotImplemented
     b = into(b, out.dtype)

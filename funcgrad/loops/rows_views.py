@@ -123,6 +123,12 @@ TABLE |= {
     aten.unbind.int: lambda x, dim=0, *, out: tuple(select(x, dim, i) for i in range(len(out))),
     aten.diagonal.default: _diagonal,
 }
+for _name, _overload in (  # the same, in memory of its own
+    ("alias", "default"), ("diagonal", "default"), ("expand", "default"), ("permute", "default"), ("select", "int"),
+    ("slice", "Tensor"), ("split", "Tensor"), ("split_with_sizes", "default"), ("t", "default"), ("transpose", "int"),
+    ("unbind", "int"), ("unsqueeze", "default"), ("view", "default"),
+):  # fmt: skip
+    TABLE[getattr(getattr(aten, f"{_name}_copy"), _overload)] = TABLE[getattr(getattr(aten, _name), _overload)]
 TABLE[aten.flip.default] = lambda x, dims, *, out: flip(x, dims) if x.shape else x
 
 
