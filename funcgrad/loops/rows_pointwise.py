@@ -34,7 +34,6 @@ from .values import (
     where,
 )
 
-
 _OF_TRUTHS = {"add": "or", "mul": "and", "maximum": "or", "minimum": "and"}
 """What arithmetic is of truth values."""
 

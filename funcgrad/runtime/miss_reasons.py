@@ -126,7 +126,7 @@ def _closed_over(program: Program, now: Now, tensors: Mapping[str, Tensor]) -> I
             continue  # another object has another tensor
         if not guard.holds():
             for own in of_numbers(guard) or [guard]:
-                place = own.place if type(own.value) in (float, int) else None
+                place = own.place if type(own.value) in (float, int) and own.how != "fixed" else None
                 at = own.place if guard is was else was.place
                 is_own = any(writes_to(effect, at) for effect in program.facts.state.effects)
                 yield Difference(str(own.place), own.explain(), "state", place, is_own=is_own)

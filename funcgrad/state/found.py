@@ -22,6 +22,7 @@ class Found:
 
     _ran: set[types.CodeType] | None = None
     """What code ran; None: nobody noted it."""
+    _is_closed = _is_in_backward = False
     grew_as_may_be_read = False
     """Whether a list has more items than before, which code reads that was reached, and need not have run."""
 
@@ -106,11 +107,11 @@ class Found:
         self.told: dict[str, str] = {}
         """What is told of things by their names, where code uses them."""
         self._own_modules: list[tuple[types.ModuleType, str]] = []  # those that are no library's
+        self._closed: list[tuple[Any, dict[str, Any], str]] = []  # into which nobody looks, and their attributes
         self._libraries: dict[int, tuple[types.ModuleType, str]] = {}
         """Modules of libraries that code has as values (``self.F = torch.nn.functional``), each with a name."""
         self._flags: dict[int, tuple[Any, str]] = {}
         """What keeps flags of torch's, each with a name."""
-        self._is_closed = self._is_in_backward = False
         self.ran_in_backward: set[types.CodeType] | None = set()
         """The code that is no library's and runs in a backward pass; None where a debugger hears of it."""
         self.read_in_backward: set[Any] = set()

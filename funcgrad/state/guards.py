@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
 from .buffers import held_by, holds, is_buffer
@@ -38,6 +38,7 @@ from .values import (
 _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
     "is": operator.is_,
     "equal": same,
+    "fixed": same,
     "items": same_items,
     "entries": same_entries,
     "set": same_set,
@@ -74,13 +75,15 @@ _COMPARED_AS: dict[str, Callable[[Any], Any]] = {
     "buffer": held_by,
     "members": members_said,
     "registry": _registered_with,
+    "fixed": lambda now: now,
 }
 """What is compared where that is not the object itself."""
 
 
 @frozen(eq=False)
 class Guard:
-    """A program fits only where a place holds ``value``: ``how`` says how they are compared; ``"absent"``: only
+    """A program fits only where a place holds ``value``: ``how`` says how they are compared; ``"fixed"``: as
+    ``"equal"``, but code that no trace sees reads it, so that no symbol may stand there; ``"absent"``: only
     where it holds nothing; ``"present"``: only where it holds anything; ``"tensor"``: only where it holds what the
     weak reference ``value`` leads to (``"a tensor"``: any one); ``"shape"``: a container of this ``shape_of``;
     ``"one"`` (``"apart"``): the object that the places ``value`` hold (or none of these)."""
@@ -93,6 +96,12 @@ class Guard:
     def of(place: Place, value: Any) -> Guard:
         """That a place holds this very object, or a plain value equal to it."""
         return Guard(place, value, "equal" if is_plain(value) and not isinstance(value, (bool, type(None))) else "is")
+
+    @staticmethod
+    def of_library(place: Place, value: Any) -> Guard:
+        """The same of what code of a library reads there itself."""
+        own = Guard.of(place, value)
+        return evolve(own, how="fixed") if own.how == "equal" else own
 
     @staticmethod
     def members(kind: type) -> Guard:
@@ -172,7 +181,7 @@ class Guard:
             return f"{now} is not {value}()"
         if self.how in ("one", "apart"):
             return " or ".join(f"{now} is {'not ' * (self.how == 'one')}{place.look(constant)}" for place in self.value)
-        if self.how == "equal":
+        if self.how in ("equal", "fixed"):
             return f"{now} is not {value} and not {constant(same)}({value}, {now})"
         if self.how in _CONTENTS and not len(self.value) and says_what_it_holds(self.place._held()):
             return f"len({now})" if self.how == "array" else now

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from typing import Any
 
 from .guards import Guard
 from .hooks import listening
@@ -32,7 +33,12 @@ class Loggers(Unwatched):
         """It was asked what a logger lets pass."""
         with listening(None):
             for place in levels_of(logger, f"logging.getLogger({logger.name!r})"):
-                self._guard(Guard.of(place, place.read()))
+                self._guard(Guard.of_library(place, place.read()))
+
+    def asked_for(self, manager: logging.Manager, name: Any) -> None:
+        """A logger is about to be asked for."""
+        with listening(None):
+            self.see(manager.loggerDict.get(name), f"logging.getLogger({name!r})")
 
     def sets_level(self, logger: logging.Logger) -> None:
         """What a logger lets pass is about to be set: to what it is already, it may be."""

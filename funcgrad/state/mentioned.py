@@ -150,6 +150,8 @@ class Mentioned(Reached):
         self._names_at_will |= said.by_name or said.set_by_name
         for owner, called in self._flags.values():
             self._flags_of(owner, called, new)
+        for value, held, called in list(self._closed):
+            self._of_closed(value, held, called, new)
         for name in new & self._having.keys():
             for kind in list(self._having[name]):
                 self._members_of(kind, {name})
@@ -260,7 +262,7 @@ class Mentioned(Reached):
 
     def _setting(self, setting: Setting | None) -> None:
         if setting is not None and (value := setting.place.read()) is not MISSING:
-            self._guard(Guard.of(setting.place, value))
+            self._guard(Guard.of_library(setting.place, value))
             if setting.put is not None:
                 self.settings.setdefault(setting, value)
 

@@ -6,6 +6,7 @@ import abc
 import builtins
 import collections
 import functools
+import logging
 import os
 import re
 import sys
@@ -86,7 +87,7 @@ def is_of_library(value: Any, module: types.ModuleType) -> bool:
         return package(value.__globals__.get("__name__")) in LIBRARIES
     if isinstance(value, (functools.partial, types.MethodType)):
         return False
-    if isinstance(value, (Tensor, dict, list, set, collections.deque, types.SimpleNamespace)):
+    if isinstance(value, (Tensor, dict, list, set, collections.deque, types.SimpleNamespace, logging.Filterer)):
         return False
     kind = value if isinstance(value, type) else type(value)
     of_objects = {*_HAVE_OBJECTS, package(module.__name__)}
@@ -193,6 +194,12 @@ def assigned_by(kind: type, names: frozenset[str]) -> frozenset[str]:
         pending = set[str]().union(*(own.attributes for own in said)) - known
         found.update(*(own.assigned for own in said))
     return frozenset(found)
+
+
+def asked_by_properties(kind: type, names: Set[str]) -> frozenset[str]:
+    """The attributes that properties of these names ask for, which a class inherits from a library."""
+    asked = [m.fget for c in kind.__mro__ for n, m in c.__dict__.items() if n in names and isinstance(m, property)]
+    return frozenset().union(*(mentions(f.__code__).attributes for f in asked if isinstance(f, types.FunctionType)))
 
 
 def slots_of(kind: type) -> list[str]:

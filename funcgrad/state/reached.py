@@ -35,6 +35,8 @@ from .names import (
     CONSTRUCTORS,
     HOOK_TABLES,
     TABLES,
+    asked_by_properties,
+    assigned_by,
     attributes_of,
     is_installed,
     is_library,
@@ -126,7 +128,7 @@ class Reached(Found):
     def see(self, value: Any, name: str) -> None:
         """A value can be reached: whatever is read of it is to be noticed."""
         if isinstance(value, decimal.Decimal):
-            self._guard(Guard.of(DECIMALS.place, DECIMALS.value))
+            self._guard(Guard.of_library(DECIMALS.place, DECIMALS.value))
         if isinstance(value, (*PLAIN, *TORCH_PLAIN, Tensor, np.generic, SymFloat, SymInt, Found)):
             return
         if isinstance(value, enum.Enum) and is_library(type(value)):
@@ -337,13 +339,18 @@ class Reached(Found):
         kind = type(value)
         if package_of(kind) in _CLOSED and kind is not threading.local:
             for place in levels_of(value, name):
-                self._guard(Guard.of(place, place.read()))
+                self._guard(Guard.of_library(place, place.read()))
             if hasattr(value, "__wrapped__"):  # a compiled function: what is in it is inlined
                 self.see(value.__wrapped__, name)
             if hasattr(value, "rules"):  # a custom_vjp or custom_jvp
                 self._value(Place("slot", value, "rules", joined(name, "rules")), value.rules)
+            if own := attributes_of(value) if package_of(kind) != "funcgrad" else None:
+                self._closed.append((value, own, name))
+                self._of_closed(value, own, name, self._said)
             return
         own = attributes_of(value)
+        if own is None and kind.__module__ in _HOLD_STATE:
+            self.unwatched[id(value)] = value, name
         is_said = not says_what_it_has(kind) or getattr(value, "__dict__", None) is own
         # it may be another; a threading.local has one for each thread
         if own is not None and (not is_library(kind) or kind is threading.local) and is_said:
@@ -374,6 +381,19 @@ class Reached(Found):
             for method, function in special_methods_of(c) if not is_library(c) else ():
                 if method not in CONSTRUCTORS and not (method in _OF_ATTRIBUTES and is_installed(c)):
                     self._special_method(c, method, function)
+
+    def _of_closed(self, value: Any, own: dict[str, Any], name: str, said: Set[str]) -> None:
+        """What code asks by its name of an object into which nobody looks, and what the caller has put there."""
+        made = assigned_by(type(value), frozenset(CONSTRUCTORS))
+        by_properties = asked_by_properties(type(value), said)
+        for attribute in own.keys() & (said | by_properties):
+            place = Place("item", own, attribute, joined(name, attribute))
+            if attribute in made:
+                self._guard(Guard.of_library(place, place.read()))
+                self.see(place.read(), place.name)
+            else:
+                self._value(place, place.read())
+                self.slots.setdefault((id(own), attribute), (place, place.read()))
 
     def _namespace(self, value: Any, name: str) -> None:
         """An object whose class takes no hook (``SimpleNamespace``, a function): the attributes that are mentioned."""
@@ -443,9 +463,13 @@ class Reached(Found):
         return evolve(place, owner=Place("slot", self.from_root(of), "__dict__", of.name))
 
 
+_HOLD_STATE = ("_csv", "_queue", "_random", "_sqlite3", "_thread", "mmap", "sqlite3", "zlib")
+"""Modules in C whose objects change, and say nothing of it."""
+
+
 def _is_inert(kind: type) -> bool:
     """C types that hold no state a function could read, or none that changes."""
-    return is_library(kind) and kind.__module__ not in ("_random", "_thread")
+    return is_library(kind) and kind.__module__ not in _HOLD_STATE
 
 
 _FOLLOW: tuple[tuple[Any, Callable[[Reached, Any, str], None]], ...] = (

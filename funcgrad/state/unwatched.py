@@ -47,10 +47,10 @@ class Unwatched(Assumed):
             _warn_once(self._root, f"the function asks for {method}() of a functools.lru_cache: {_OF_CACHES[method]}")
         if "__subclasses__" in said.attributes:
             _warn_once(self._root, _CALLS.format("__subclasses__"))
-        for method in sorted(_UNHEARD.keys() & own.attributes):
-            kinds = _UNHEARD[method]
-            if kind := next((type(v) for v in self._known.values() if isinstance(v, kinds)), None):
-                _warn_once(self._root, f"the function asks for {method} of a {kind.__name__}: {_AS_TRACED}")
+        for methods, what in ((_UNHEARD, f"asks for {{}} of a {{}}: {_AS_TRACED}"), (_UNTOLD, _ONCE)):
+            for method in sorted(methods.keys() & own.attributes):
+                if kind := next((type(v) for v in self._known.values() if isinstance(v, methods[method])), None):
+                    _warn_once(self._root, f"the function {what.format(method, kind.__name__)}")
         for name, what in sorted(self.told.items()):
             if not own.uses.keys().isdisjoint(re.findall(r"\w+", name)):
                 _warn_once(self._root, f"the function {what.format(name)}")
@@ -81,11 +81,22 @@ _SEEDS = (
 _CALLS = f"the function calls {{}}(): {_AS_TRACED}"
 _UNHEARD: dict[str, tuple[type, ...]] = {
     "is_set": (threading.Event,),
+    "is_alive": (threading.Thread,),
     "locked": (type(threading.Lock()),),
     "_value": (threading.Semaphore,),
     "initial_seed": (torch.Generator,),
 }
 """What is asked of objects into which nobody looks."""
+_UNTOLD: dict[str, tuple[type, ...]] = {
+    "set": (threading.Event,),
+    "clear": (threading.Event,),
+    "start": (threading.Thread,),
+    "notify": (threading.Condition,),
+    "notify_all": (threading.Condition,),
+    "release": (threading.Semaphore,),
+}
+"""What is done with them."""
+_ONCE = "calls {} of a {}: it is called when the function is traced, and not on each call. Call it outside"
 _SHOWN = "the text is that of its type on each call; return the tensor, and print it outside"
 _HOOKED = "eager PyTorch keeps it, and adds one on each call; here each call has its own alone. Register it outside"
 _OF_CACHES = {
