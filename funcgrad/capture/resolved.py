@@ -45,8 +45,7 @@ def resolve(
                 CapturedTensor(slot, item.real, type_text(item.real), item.real.requires_grad, GradientOf(owner))
             )
             continue
-        is_example = item.real.is_meta  # how the result of an opaque call looks: it has no values
-        if isinstance(origin, Unresolved) and id(item.real) not in saved and not is_example:
+        if isinstance(origin, Unresolved) and id(item.real) not in saved:
             warn(
                 f"the function uses a tensor {type_text(item.real)} ({item.where}) that could not be traced back to a "
                 "variable or attribute: updates in place are seen, a rebinding is not. Pass it as an argument.",

@@ -194,7 +194,7 @@ class _Opaque(Decorated):
         found = function(*(arg.with_leaves(lambda v: below[v.index] if isinstance(v, Place) else v) for arg in packed))
         leaves, tree, _ = flatten(found)
         results = [v if isinstance(v, Tensor) else torch.as_tensor(v) for v in leaves]
-        self._known[key] = unflatten([torch.empty_like(v, device="meta") for v in results], tree)
+        self._known[key] = unflatten([*map(Like.of, results)], tree)
         return lambda *_: found, self._known[key]
 
     def _require_no_traced_closure(self, name: str, where: str | None) -> None:
