@@ -31,6 +31,12 @@ class FuncgradError(Exception):
         lines.append(f"  more: docs/errors.md#{type(self).__name__.lower()}")
         super().__init__("\n".join(lines))
 
+    @property
+    def is_first(self) -> bool:
+        """Whether it is refused of this call alone, which is one of eager PyTorch: it leaves what the next ones
+        find."""
+        return self.refusal is not None and self.refusal.is_first
+
 
 Error_co = TypeVar("Error_co", bound=FuncgradError, covariant=True)
 
@@ -38,11 +44,13 @@ Error_co = TypeVar("Error_co", bound=FuncgradError, covariant=True)
 @frozen(eq=False)
 class Refusal(Generic[Error_co]):
     """Something that a trace refuses: the error, what it says, and what to do, with places for what differs
-    (``{0}``)."""
+    (``{0}``). ``is_first``: of a first call alone, which is made in eager PyTorch where it can be: it finds out how the
+    result of an opaque call looks, or fills a cache."""
 
     kind: type[Error_co]
     what: str
     fix: str
+    is_first: bool = False
 
     def __call__(self, *of: object, where: str | None = None) -> Error_co:
         """The error of one case."""
@@ -91,9 +99,6 @@ class DataDependentControlFlowError(FuncgradError, RuntimeError):
 
 class DataDependentShapeError(FuncgradError, RuntimeError):
     """An operation's output *shape* depends on tensor values (``nonzero``, boolean indexing, ``unique``)."""
-
-    is_first: bool = False
-    """Whether a call of eager PyTorch finds the sizes, for the next ones: those of the result of an opaque call."""
 
 
 class CapturedTransformError(FuncgradError, RuntimeError):
@@ -153,11 +158,7 @@ def uninitialized_in(error: BaseException | None) -> object:
 def initialises(error: BaseException | None) -> bool:
     """Whether an error is refused of the call alone that makes what is lacking."""
     makes_leaf = isinstance(error, MutationError) and error.initialises
-    return (
-        makes_leaf
-        or uninitialized_in(error) is not None
-        or (isinstance(error, DataDependentShapeError) and error.is_first)
-    )
+    return makes_leaf or uninitialized_in(error) is not None or (isinstance(error, FuncgradError) and error.is_first)
 
 
 class UnsupportedOperatorError(FuncgradError, RuntimeError):

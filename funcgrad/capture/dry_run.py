@@ -16,7 +16,7 @@ from ..graph_primitives import Path
 from ..graphs import type_text
 from ..options import Randomness
 from ..slots import Arg, Base, Captured, Slot
-from ..state.caches import require_kept_by_none
+from ..state.caches import require_filled, require_kept_by_none
 from ..state.effects import same_effects
 from ..state.given import into_arguments
 from ..state.hooks import listening
@@ -175,6 +175,8 @@ class DryRun:
             for handle in self._handles:
                 handle.remove()
             require_same(unseen)
+            if self._replays:
+                require_filled(self.watch.caches)
             trace.writes.spread_versions()
             self._take_written(grad_mode)
             opening = Opening(self.watch, self._left) if self._hands_over and not trace.at_level else None

@@ -33,7 +33,7 @@ from ..subclasses import inner_tensors
 from ..torch_private.modes import without_function_modes
 from ..trees import Tree
 from .facts import Facts, naming
-from .floats import VaryingNumbersError
+from .floats import NotSymbolicError, VaryingNumbersError
 from .inputs import CapturedTensor, GradientOf, Inputs
 from .inverse import Inverse
 from .lineage import Lineage
@@ -418,6 +418,8 @@ def _kind(output: OutputFact, sizes_vary: bool) -> tuple[Any, ...]:
 def _require_same_effects(watch: Watch, second: Sequence[Effect]) -> None:
     """A result that ``functools.lru_cache`` keeps is made by the first run alone, and what the second writes to it
     stays."""
+    if any(cache.keeps_symbols for cache in watch.caches):
+        raise NotSymbolicError("a functools.lru_cache keeps what it made by a number that is a symbol")
     first, cache = watch.first, watch.filled
     if first is not None and cache is not None and not same_effects(first, second):
         was, now = list(map(str, first)), list(map(str, second))

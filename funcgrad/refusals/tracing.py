@@ -28,6 +28,7 @@ OPAQUE_UNKNOWN = Refusal(
     "nothing says how the result of {0} looks for arguments of such sizes and dtypes, which it has not been given yet",
     "fg.opaque({0}, like=...), with a pytree like its result or a function of the arguments that makes one; or call it "
     "once outside of the transform",
+    is_first=True,
 )
 OPAQUE_WITHOUT_DERIVATIVE = Refusal(
     UnsupportedTransformError,
@@ -198,11 +199,19 @@ FILLS_CACHE = Refusal(
     ImpureFunctionError,
     "the function writes to Python state ({0}) in the call that fills the functools.lru_cache {1}, and not in the next",
     "call {1} once, with these arguments, before the compiled function",
+    is_first=True,
+)
+FILLS_CACHE_FIRST = Refusal(
+    ImpureFunctionError,
+    "the call fills the functools.lru_cache {0} with tensors that it makes, and the next calls find them there",
+    "call {0} once, with these arguments, before the compiled function",
+    is_first=True,
 )
 WRITES_TO_CACHED = Refusal(
     ImpureFunctionError,
     "the function writes to a tensor that the functools.lru_cache {0} keeps since this call",
     "call {0} once, with these arguments, before the compiled function",
+    is_first=True,
 )
 STRUCTURE_IN_TWO_RUNS = Refusal(
     TraceError,

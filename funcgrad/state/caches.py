@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import types
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import torch
@@ -46,9 +46,26 @@ class Cache:
         return any(isinstance(leaf, Tensor) and storage_id(leaf) == memory for leaf in _leaves(self.function))
 
     @property
+    def keeps_symbols(self) -> bool:
+        """Whether one of the arguments by which it keeps more since then is a symbol: what it kept by the number, it
+        has not found."""
+        return any(isinstance(v, (torch.SymFloat, torch.SymInt)) for v in flatten([*map(_parts, self.new)])[0])
+
+    @property
+    def new(self) -> Set[Any]:
+        """By what it keeps more since then."""
+        return entries_of(self.function).keys() - self.before
+
+    def forget(self) -> None:
+        """Drop what it keeps since then. It has no way to forget one result; what it looks for is in a dict."""
+        entries = entries_of(self.function)
+        for key in self.new:
+            del entries[key]
+
+    @property
     def was_filled(self) -> bool:
         """Whether it keeps more since then."""
-        return bool(entries_of(self.function).keys() - self.before)
+        return bool(self.new)
 
 
 def require_kept_by_none(caches: Sequence[Cache], written: Tensor) -> None:
@@ -57,6 +74,21 @@ def require_kept_by_none(caches: Sequence[Cache], written: Tensor) -> None:
     for cache in caches:
         if cache.was_filled and cache.keeps(written):
             raise refusals.WRITES_TO_CACHED(cache.name, where=user_line())
+
+
+def require_filled(caches: Sequence[Cache]) -> None:
+    """Raise where one keeps something of the trace since it was met, by arguments that the next calls may have, too:
+    what eager PyTorch made (and drew) for it once, they find there. The call that fills it is one of eager PyTorch."""
+    for cache in caches:
+        new = cache.new
+        given = flatten([*map(_parts, new)])[0]
+        if new and keeps_traced(cache.function) and not any(isinstance(v, Tensor) for v in given):
+            raise refusals.FILLS_CACHE_FIRST(cache.name, where=cache.name)
+
+
+def _parts(key: Any) -> Any:
+    """The arguments by which a result is kept."""
+    return tuple(key) if isinstance(key, (tuple, list)) else key
 
 
 def entries_of(cache: Any) -> dict[Any, Any]:
@@ -94,4 +126,5 @@ def keeps_traced(cache: Any) -> bool:
 def _leaves(cache: Any) -> list[Any]:
     """Leaves of what it keeps; of what a transform has wrapped, what is below."""
     leaves = [leaf for value in results_of(cache) for leaf in flatten(value)[0]]
+    leaves += [t for own in leaves if isinstance(own, torch.nn.Module) for t in (*own.parameters(), *own.buffers())]
     return [unwrap_transform(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]

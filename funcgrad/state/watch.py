@@ -217,7 +217,7 @@ class Watch(Loggers):
         """What failed keeps no results."""
         for cache in self.caches:
             if cache.was_filled:
-                cache.function.cache_clear()
+                cache.forget()
 
     def put_draws_back(self) -> ImpureFunctionError | None:
         """Generators that are not torch's are as they were before; what refuses one that has drawn, or was seeded."""

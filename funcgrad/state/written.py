@@ -127,7 +127,7 @@ class Written:
         for setting, before in watch.settings.items():
             self.sets(setting, before, setting.place.read())
         self.effects += [self._with_texts(effect, shown) for effect in effects_of(printed)]
-        self._back.extend(c.function.cache_clear for c in watch.caches if keeps_traced(c.function))
+        self._back.extend(c.forget for c in watch.caches if keeps_traced(c.function))
 
     def sets(self, setting: Setting, before: Any, now: Any) -> None:
         """A setting of the process was ``before``, and is ``now``."""

@@ -188,9 +188,7 @@ class _Opaque(Decorated):
             return function, self._known[key]
         below = [unwrap_transform(t).detach().resolve_conj().resolve_neg() for t in tensors]
         if active_trace() is not None or [tuple(t.shape) for t in below] != [shape for shape, _, _ in looks]:
-            error = refusals.OPAQUE_UNKNOWN(name, where=where)
-            error.is_first = True
-            raise error
+            raise refusals.OPAQUE_UNKNOWN(name, where=where)
         found = function(*(arg.with_leaves(lambda v: below[v.index] if isinstance(v, Place) else v) for arg in packed))
         leaves, tree, _ = flatten(found)
         results = [v if isinstance(v, Tensor) else torch.as_tensor(v) for v in leaves]

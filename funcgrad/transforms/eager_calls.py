@@ -33,6 +33,10 @@ _FIRST_AGAIN = (
     "{} has made a parameter, another leaf, or a hook of a module, where there was none, in {} calls, each of which "
     "ran in eager PyTorch, the last one for {}. Make it where the object is made."
 )
+_FILLS_AGAIN = (
+    "{} has filled a functools.lru_cache with tensors that it made in {} calls, each of which ran in eager PyTorch, "
+    "the last one {}. Call it outside, with the arguments that will come."
+)
 _UNKNOWN_AGAIN = (
     "{} has run in eager PyTorch for {} calls, the last one as {} was given arguments as never before, and nothing "
     "says how its result looks then. Say it: fg.opaque(f, like=...)."
@@ -59,15 +63,16 @@ class EagerCalls:
             warn(_CAUGHT_AGAIN.format(self._name, _AGAIN), ReadsWarning)
 
     def first(self, error: Exception) -> None:
-        """A call has made a parameter, another leaf, or a hook, where there was none, or has shown how the result of an
-        opaque call looks."""
+        """A call has made a parameter, another leaf, or a hook, where there was none, has shown how the result of an
+        opaque call looks, or has filled a cache."""
         where = error.where if isinstance(error, FuncgradError) else None
-        is_opaque = isinstance(error, DataDependentShapeError)
+        says = isinstance(error, FuncgradError) and error.is_first
+        again = _UNKNOWN_AGAIN if isinstance(error, DataDependentShapeError) else _FILLS_AGAIN if says else _FIRST_AGAIN
         self._firsts += 1
-        why = error.what if is_opaque else f"it has made {where}, where there was none"  # type: ignore[attr-defined]
+        why = error.what if says else f"it has made {where}, where there was none"  # type: ignore[attr-defined]
         log(1, f"{self._name} has run in eager PyTorch: {why}")
         if self._firsts == _AGAIN:
-            warn((_UNKNOWN_AGAIN if is_opaque else _FIRST_AGAIN).format(self._name, _AGAIN, where), RecompileWarning)
+            warn(again.format(self._name, _AGAIN, where), RecompileWarning)
 
     def lost_path(self, error: Exception) -> None:
         """On the path that kernels found, the function raises this where it is traced, and runs in eager PyTorch."""
