@@ -2710,6 +2710,33 @@ mistake(
 )
 
 
+_RATES = {torch.ones(1): 2.0}
+row(
+    "a tensor that is given, looked for by which object it is",
+    tracing.KEYED_BY_TENSORS,
+    lambda x: x * _RATES.get(x, 1.0),
+    numbers,
+    fixed=lambda x: x * {"x": 2.0}["x"],
+)
+
+
+def _in_double(x):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    y = torch.arange(3) / 2
+    torch.set_default_dtype(before)
+    return x * y.sum()
+
+
+row(
+    "whole numbers divided under a default dtype of the function's own",
+    tracing.OWN_DEFAULT_DTYPE,
+    _in_double,
+    numbers,
+    fixed=lambda x: x * (torch.arange(3).to(torch.float64) / 2).sum(),
+)
+
+
 ELSEWHERE = {
     fg.VerificationError: "a defect: what a program computes is not what eager PyTorch does (test_store.py makes one)",
     fg.BuildError: "a matter of the machine: no compiler, or one that fails",

@@ -161,13 +161,13 @@ class DryRun:
         leaves_given, paths_given = flatten_arguments(inputs.names, args, kwargs)
         arguments = inputs.objects
         self.watch = trace.watch = Watch(root, arguments, inputs.numbers(stand_ins), bool(inputs.renewed))
-        asks_types = inputs.has_symbols and bool(self.watch.said.types)
-        self.watch.notes_what_runs = self._known.notes or self.watch.identities.matter or asks_types
+        self.watch.given_tensors = {id(self._mirrored[id(t)].seen) for _, t in inputs.tensors}
+        asks = self.watch.identities.matter or (inputs.has_symbols and bool(self.watch.said.types))
+        self.watch.notes_what_runs = self._known.notes or asks
         containers = inputs.containers(args, kwargs)
         self._given, unseen = self.watch.give(containers), contents_of(containers)
-        trace.reals = {id(m.seen): real for m, real in ((self._mirrored[id(t)], t) for _, t in self._reals)}
-        trace.inputs = set(trace.reals)
-        raised: BaseException | None = None
+        trace.reals = {id(self._mirrored[id(real)].seen): real for _, real in self._reals}
+        trace.inputs, raised = set(trace.reals), None
         try:
             with self.watch, torch.set_grad_enabled(self._grad), trace.lifter:
                 result = function(*args, **kwargs)

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from .. import refusals
 from ..generators import bernoulli, is_default
 from ..graph_primitives import getitem, scalar, size, stride
-from ..graphs import Graph, last_node, pass_of, storages, value_of, written_copies
+from ..graphs import Graph, last_node, pass_of, storages, target_text, value_of, written_copies
 from ..inside import having
 from ..opaque_calls import call_opaque
 from ..slots import Arg, Out, Signature, Slot, identifier
@@ -21,6 +21,7 @@ from ..state.lines import user_line
 from ..torch_private.autograd import next_sequence_number, running_sequence_number
 from ..torch_private.fakes import FakeTensor, FakeTensorMode, without_modes
 from ..torch_private.modes import TorchDispatchMode, without_function_modes
+from ..torch_private.operators import argument_names, is_operator
 from ..torch_private.symbols import expression
 from ..trees import flatten
 from .bodies import Bodies
@@ -69,6 +70,7 @@ class Recorder:
         self.own_rule: str | None = None
         """What in such a graph has a derivative of its own, which it does not say."""
         self._detached: str | None = None
+        self._default_dtype = torch.get_default_dtype()
         self.refused: Exception | None = None
         """What the run is refused with, though the function may catch it."""
 
@@ -130,6 +132,8 @@ class Recorder:
             op = torch.ops.aten.bernoulli.p
         if self.symbols:
             args, kwargs = self._that_fit((args, kwargs), [*flatten((args, kwargs))[0], *leaves])
+        if torch.get_default_dtype() != self._default_dtype:
+            kwargs = _with_dtype(op, args, kwargs, out)
         node_args = [self._argument(a, op) for a in args]
         node_kwargs = {k: self._argument(v, op) for k, v in kwargs.items()}
         meta = self.during(self.line())
@@ -355,3 +359,16 @@ class Recorder:
             return Graph(
                 Signature(slots, tuple(Out(f"[{i}]") for i in range(len(found)))), self.graph, self.constants, name
             ), found
+
+
+def _with_dtype(op: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> dict[str, Any]:
+    """The keywords of a call that the function makes under a default dtype of its own; the program runs under that of
+    its caller."""
+    if not (is_operator(op) and isinstance(out, Tensor)) or out.dtype != torch.get_default_dtype():
+        return kwargs
+    if "dtype" in argument_names(op):
+        return kwargs if kwargs.get("dtype") is not None else {**kwargs, "dtype": out.dtype}
+    given = [v.dtype for v in flatten((args, kwargs))[0] if isinstance(v, Tensor)]
+    if given and not any(dtype.is_floating_point or dtype.is_complex for dtype in given):
+        raise refusals.OWN_DEFAULT_DTYPE(target_text(op), where=user_line())
+    return kwargs

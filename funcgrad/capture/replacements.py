@@ -15,7 +15,7 @@ from .. import refusals
 from ..graphs import tensors_in, type_text
 from ..inside import having
 from ..state.conversions import TypeOf
-from ..state.lines import HERE, TORCH, user_line
+from ..state.lines import HERE, TORCH, is_user_file, user_line
 from ..state.restart import Restart
 from ..torch_private.autograd import is_below_autograd
 from ..torch_private.fakes import FAKES
@@ -157,6 +157,7 @@ def replacements_of(trace: Trace) -> dict[str, Replacement]:
         # where no overload of an operator fits, C++ writes its arguments down, and goes on to the next one
         "text": lambda original, tensor, **how: type_text(tensor) if is_below_autograd() else original(tensor, **how),
         "level": enter_level,
+        "hash": functools.partial(_hash, trace),
         "own text": lambda _, tensor, **how: trace.text_of(tensor),
         "seed": draws.seed,
         "attribute": attribute,
@@ -173,6 +174,13 @@ def replacements_of(trace: Trace) -> dict[str, Replacement]:
         "set state": draws.set_state,
         "math": functools.partial(of_math, trace.symbols.floats),
     }
+
+
+def _hash(trace: Trace, original: Callable[[Any], int], tensor: torch.Tensor) -> int:
+    """What stands for a tensor is a key of the function's own containers, and of no other one."""
+    if trace.watch is not None and is_user_file(sys._getframe(2).f_code.co_filename):
+        trace.watch.is_key(tensor)
+    return original(tensor)
 
 
 def _no_linearize(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

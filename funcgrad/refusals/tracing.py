@@ -213,6 +213,17 @@ WRITES_TO_CACHED = Refusal(
     "call {0} once, with these arguments, before the compiled function",
     is_first=True,
 )
+KEYED_BY_TENSORS = Refusal(
+    UnsupportedTensorError,
+    "the function asks which object a tensor is that it is given, and {0} has tensors, or their ids, as keys: each "
+    "call may bring another one",
+    "use names as keys, or let the function be given what is found there",
+)
+OWN_DEFAULT_DTYPE = Refusal(
+    UnsupportedOperatorError,
+    "the function calls {0} of whole numbers under a default dtype that it has set itself, which its program does not",
+    "cast them first: x.to(torch.get_default_dtype())",
+)
 STRUCTURE_IN_TWO_RUNS = Refusal(
     TraceError,
     "the function returned another structure in its second run than in its first",

@@ -8,6 +8,7 @@ import collections
 import inspect
 import io
 import operator
+import sys
 import types
 from collections.abc import Sequence, Set
 from typing import Any
@@ -135,6 +136,7 @@ class Assumed(Mentioned):
                 self._guard_class(kind, names, by_name if as_value else set())
                 if lists and as_value and not is_installed(kind):
                     self._guard_members(kind)
+        self._guard_not_imported()
         self._guard_no_items_of_logs()
         self._guard_libraries()  # by texts that were read meanwhile, too
         for held in [held for held in self.met.values() if is_buffer(held.container)]:
@@ -147,6 +149,12 @@ class Assumed(Mentioned):
                 for place in places:
                     self._guards.setdefault(("is", place.identity), Guard(place, container, "is"))
         self._guard_identities()
+
+    def _guard_not_imported(self) -> None:
+        """A module that code of the caller's would have imported, and that is not there."""
+        own = [c for c in self._codes if is_user_file(c.co_filename) or _is_typed_in(c)]
+        for name in sorted(set().union(*(mentions(code).imports for code in own)) - sys.modules.keys()):
+            self._guard(Guard.absent(Place("item", sys.modules, name, f"sys.modules[{name!r}]")))
 
     @property
     def compares_identities(self) -> bool:

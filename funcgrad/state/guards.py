@@ -165,6 +165,8 @@ class Guard:
                 return f"{self.place.key_text(constant)} in {owner}"
             if self.place.kind == "context":
                 return f"{self.place.expression(constant)} is not {constant(MISSING)}"
+            if self.place.kind == "cell":
+                return f"{owner} != {constant(types.CellType())}"
             return f"hasattr({owner}, {self.place.key!r})"
         now, value = self.place.look(constant), constant(self.value)
         if self.how == "present":

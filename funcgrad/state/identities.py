@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from .code import mentions
@@ -15,10 +15,10 @@ from .renamed import original
 
 class Identities:
     """The objects whose ``id`` was asked, and the code that tells. ``matter``: whether any call may bring another
-    object; else nothing is listened to."""
+    object; else nothing is listened to, unless such numbers ``are_keys`` of something that was met."""
 
-    def __init__(self, matter: bool) -> None:
-        self.matter = matter
+    def __init__(self, matter: bool, are_keys: Callable[[], bool] = lambda: False) -> None:
+        self.matter, self._are_keys = matter, are_keys
         self._stack: contextlib.ExitStack | None = None
         self._telling = set[types.CodeType]()
         self._asked: dict[int, Any] = {}
@@ -39,7 +39,7 @@ class Identities:
         if self._stack is None:
             return
         names = {"type"} if asks_types(function) else set[str]()
-        if self.matter and asks_identities(function):
+        if asks_identities(function) and (self.matter or self._are_keys()):
             self._telling.add(original(function.__code__))
             names.add("id")
         if names:

@@ -123,6 +123,8 @@ class Mentioned(Reached):
                 self.see(value, variable)  # a decorator's: of installed packages, data is guarded, not functions
             elif value is not MISSING and variable != "__class__":
                 self._value(place, value)
+            elif own and value is MISSING:  # it is filled later
+                self._guard(Guard.absent(place))
         if hasattr(function, "__wrapped__"):
             self.see(function.__wrapped__, name)
             self._namespace(function, name)
@@ -170,9 +172,10 @@ class Mentioned(Reached):
             place = Place("item", function.__globals__, variable, variable)
             if variable in function.__globals__ and not is_stand_in(variable, function.__globals__[variable]):
                 self._mentioned(place, said, own)
-            elif not hasattr(builtins, variable):
+                continue
+            if own or not hasattr(builtins, variable):
                 self._guard(Guard.absent(place))
-            elif variable not in _OF_PYTHON:
+            if hasattr(builtins, variable) and variable not in _OF_PYTHON:
                 self._mentioned(Place("item", vars(builtins), variable, variable), said, own)
         for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             if isinstance(held := Place("cell", cell, None, variable).read(), types.ModuleType):
@@ -182,9 +185,22 @@ class Mentioned(Reached):
         self._settings(function, said)
         for module in sorted(said.modules):
             if module in sys.modules:
-                if package(module) not in LIBRARIES:
-                    self._guard(Guard.of(Place("item", sys.modules, module, module), sys.modules[module]))
-                self._module(sys.modules[module], said, module, own)
+                self._imported(module, said, own)
+
+    def _imported(self, name: str, said: Mentions, own: bool) -> None:
+        """A module that code imports."""
+        if package(name) not in LIBRARIES:
+            self._guard(Guard.of(Place("item", sys.modules, name, name), sys.modules[name]))
+        self._module(sys.modules[name], said, name, own)
+
+    def imported(self, module: types.ModuleType, name: str) -> None:
+        """A module was not there before the function imported it, and is now."""
+        if package(name) in LIBRARIES or is_installed_file(str(getattr(module, "__file__", ""))):
+            return
+        self._own_module(module, name)
+        for code, function in list(self._codes.items()):
+            if any(f".{name}".endswith(f".{own}") for own in mentions(code).modules):
+                self._imported(name, mentions(code), not is_installed_function(function))
 
     def _defaults(self, function: types.FunctionType, defaults: tuple[Any, ...], own: bool) -> None:
         """Defaults of own functions may be exchanged; those that are tensors are read from where they live."""

@@ -14,7 +14,7 @@ import contextlib
 import os
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack
 from typing import Any
 
@@ -22,6 +22,7 @@ import torch
 from attrs import evolve
 from torch import SymFloat, SymInt, Tensor
 
+from .. import refusals
 from ..errors import ImpureFunctionError
 from ..inside import having
 from ..trees import Container
@@ -34,8 +35,9 @@ from .given import OF_ITEMS, with_parts
 from .guards import Guard, Met, members_said
 from .hooks import hooked_process, listening, unhook
 from .identities import Identities
+from .imports import heard_imports
 from .impure import asks_clock, put_back, refuse_draw
-from .lines import Lines, is_user_file
+from .lines import Lines, is_user_file, user_line
 from .loggers import Loggers
 from .names import (
     LIBRARIES,
@@ -56,6 +58,9 @@ from .renamed import original
 from .restart import Known, Restart
 from .running import hearing_of_code, is_of_caller, may_be_heard
 from .values import copied, same
+
+_ADDRESS = 1 << 32
+"""Numbers that are larger are taken for those that ``id`` gives."""
 
 Converting = Sequence[tuple[types.FunctionType, frozenset[str]]]
 
@@ -80,7 +85,9 @@ class Watch(Loggers):
         """The globals of code that asked for the ``len`` of a tensor."""
         self._stack = ExitStack()
         self.notes_what_runs = False
-        self.identities = Identities(hears_identities)
+        self.identities = Identities(hears_identities, lambda: self._keyed(by_address=True) is not None)
+        self.given_tensors: Set[int] = frozenset()
+        """By identity, what stands for the tensors that the function is given."""
         self.held_ended: dict[int, tuple[Place, Tensor]] = {}  # tensors of levels that have ended, which were read
         self.put_numbers(numbers)
         try:
@@ -100,6 +107,7 @@ class Watch(Loggers):
 
     def __enter__(self) -> Watch:
         self._stack.enter_context(hooked_process())
+        self._stack.enter_context(heard_imports())
         self._stack.enter_context(hearing_of_files())
         self._stack.enter_context(listening(self))
         asks = self.notes_what_runs or self._has_unseen
@@ -403,6 +411,26 @@ class Watch(Loggers):
     def asked_identity(self, of: Any) -> None:
         """It was asked which object one is."""
         self.identities.note(of)
+        self._require_no_key(of, by_address=True)
+
+    def is_key(self, of: Any) -> None:
+        """Something is looked for by which object it is, or put somewhere by it."""
+        self._require_no_key(of, by_address=False)
+
+    def _require_no_key(self, of: Any, by_address: bool) -> None:
+        """What stands for a tensor that the function is given is in no container of the caller's."""
+        if id(of) in self.given_tensors and (name := self._keyed(by_address)) is not None:
+            raise refusals.KEYED_BY_TENSORS(name, where=user_line())
+
+    def _keyed(self, by_address: bool) -> str | None:
+        """The name of a dict or a set that was met, and holds tensors by which objects they are (``by_address``: by
+        their ``id``)."""
+        for met in self.met.values():
+            if isinstance(met.container, (dict, set, frozenset)):
+                keys = [k for key in met.before for k in (key if type(key) is tuple else (key,))]
+                if any((type(k) is int and k >= _ADDRESS) if by_address else isinstance(k, Tensor) for k in keys):
+                    return met.name
+        return None
 
     def looked_into(self, path: str) -> None:
         """A file was read, or asked for what it is."""

@@ -1,0 +1,133 @@
+"""Modules that a function imports itself, and names that are there later than the function: modules, builtins that are
+shadowed, variables of an enclosing function."""
+
+import builtins
+import importlib
+import sys
+import types
+
+import pytest
+import torch
+
+import funcgrad as fg
+
+_SOURCE = """
+import torch
+N, K, T, LOG = 0, 1.0, torch.ones(2), []
+layer = torch.nn.Linear(2, 2)
+class Config:
+    scale = 2.0
+config = Config()
+def scaled(x): return x * K * config.scale
+"""
+
+
+def _statement(x):
+    import funcgrad_lazy
+
+    funcgrad_lazy.N += 1
+    funcgrad_lazy.LOG.append(1)
+    return funcgrad_lazy.scaled(x) * funcgrad_lazy.N + funcgrad_lazy.T
+
+
+def _names(x):
+    from funcgrad_lazy import K, config, layer
+
+    return layer(x) * K * config.scale
+
+
+def _by_name(x):
+    module = importlib.import_module("funcgrad_lazy")
+    module.N += 1
+    return module.scaled(x) * module.N
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, fg.grad_compiled])
+def test_a_module_that_is_imported_first_in_a_call(tmp_path, monkeypatch, transform):
+    """Its state is the process's: what the trace writes there is undone, and done on each call; tensors are real."""
+    (tmp_path / "funcgrad_lazy.py").write_text(_SOURCE, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    x = torch.arange(2.0)
+
+    def ran(f, call):
+        sys.modules.pop("funcgrad_lazy", None)
+        torch.manual_seed(0)
+        found = []
+        for step in range(5):
+            found.append(call(x).detach())
+            module = sys.modules["funcgrad_lazy"]
+            if step == 2:
+                module.K, module.config.scale = 5.0, 3.0
+        return found, module.N, module.LOG, type(module.T)
+
+    for f in (_statement, _names, _by_name):
+        if transform is fg.grad_compiled:
+            loss = lambda x, f=f: f(x).sum()  # noqa: E731
+            wanted, found = ran(f, torch.func.grad(loss)), ran(f, fg.grad_compiled(loss, backend="aten"))
+        else:
+            wanted, found = ran(f, f), ran(f, fg.jit(f, backend="aten"))
+        assert all(map(torch.equal, found[0], wanted[0])), f
+        assert found[1:] == wanted[1:], f
+    sys.modules.pop("funcgrad_lazy", None)
+
+
+def test_a_module_that_is_there_later(monkeypatch):
+    def f(x):
+        try:
+            import funcgrad_accelerated as accelerated
+        except ImportError:
+            return x
+        return x * accelerated.K
+
+    compiled, one = fg.jit(f, backend="aten"), torch.ones(1)
+    assert compiled(one).item() == 1
+    monkeypatch.setitem(sys.modules, "funcgrad_accelerated", types.ModuleType("funcgrad_accelerated"))
+    sys.modules["funcgrad_accelerated"].K = 3.0
+    assert compiled(one).item() == 3
+    monkeypatch.delitem(sys.modules, "funcgrad_accelerated")
+    assert compiled(one).item() == 1 and compiled.cache_info().misses == 2
+
+
+def test_a_builtin_that_is_shadowed_later():
+    compiled, one = fg.jit(lambda x: x * max(1, 2), backend="aten"), torch.ones(1)
+    assert compiled(one).item() == 2
+    globals()["max"] = lambda *values: 9.0
+    try:
+        assert compiled(one).item() == 9
+    finally:
+        del globals()["max"]
+    assert compiled(one).item() == builtins.max(1, 2) and compiled.cache_info().misses == 2
+
+
+def test_a_variable_of_an_enclosing_function_that_is_set_later():
+    def f(x):
+        try:
+            return x * late
+        except NameError:
+            return x
+
+    compiled, one = fg.jit(f, backend="aten"), torch.ones(1)
+    assert compiled(one).item() == 1
+    late = 5.0
+    assert compiled(one).item() == 5
+    del late
+    assert compiled(one).item() == 1 and compiled.cache_info().misses == 2
+
+
+@pytest.mark.parametrize("backend", ["aten", "auto"])
+def test_a_default_dtype_of_the_functions_own(backend):
+    """What is made, and drawn, under it is what it is there."""
+
+    def f(x):
+        torch.set_default_dtype(torch.float64)
+        y, drawn, few = torch.ones(1), torch.rand(3), torch.linspace(0, 1, 4)
+        torch.set_default_dtype(torch.float32)
+        return x + y, drawn, few, torch.ones(1)
+
+    compiled = fg.jit(f, backend=backend)
+    for _ in range(2):
+        torch.manual_seed(0)
+        wanted = f(torch.ones(1))
+        torch.manual_seed(0)
+        found = compiled(torch.ones(1))
+        assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
