@@ -6,10 +6,14 @@ import decimal
 import itertools
 import logging
 import queue
+import random
+import secrets
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -129,6 +133,32 @@ def test_what_is_not_watched_is_said(own, act):
 
     with pytest.warns(fg.UnwatchedStateWarning):
         fg.jit(f, backend="aten")(torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: np.random.default_rng().random(),
+        lambda: np.random.RandomState().rand(),
+        lambda: random.Random().random(),
+        lambda: random.SystemRandom().random(),
+        lambda: secrets.randbelow(9),
+        lambda: len(time.strftime("%S")),
+        lambda: len(time.ctime()),
+    ],
+)
+def test_what_is_another_number_in_each_call_is_said(draw):
+    with pytest.warns(fg.UnwatchedStateWarning, match="the value of the call in which it was traced"):
+        fg.jit(lambda x: x * draw(), backend="aten")(torch.ones(2))
+
+
+def test_what_is_seeded_is_the_same_number_in_each_call(recwarn):
+    def f(x):
+        drawn = np.random.default_rng(0).random() + random.Random(1).random()
+        return x * drawn * len(time.strftime("%Y", time.gmtime(0)))
+
+    assert torch.equal(fg.jit(f, backend="aten")(torch.ones(2)), f(torch.ones(2)))
+    assert not [w for w in recwarn if issubclass(w.category, fg.UnwatchedStateWarning)]
 
 
 def test_a_lock_is_taken_without_a_word(recwarn):

@@ -10,11 +10,12 @@ import io
 import logging
 import os
 import random
+import secrets
 import time
 import types
 import uuid
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,15 +32,26 @@ _CLOCKS: Mapping[Any, frozenset[str]] = {
         name
         for name in dir(time)
         if name.removesuffix("_ns") in ("time", "perf_counter", "monotonic", "process_time", "thread_time")
+        or name in ("strftime", "ctime", "localtime", "gmtime", "asctime")
     ),
     datetime.datetime: frozenset({"now", "utcnow", "today"}),
     datetime.date: frozenset({"today"}),
     uuid: frozenset({"uuid1", "uuid4"}),
-    os: frozenset({"urandom", "getpid", "times"}),
+    os: frozenset({"urandom", "getrandom", "getpid", "getloadavg", "times"}),
+    secrets: frozenset(secrets.__all__) - {"compare_digest"},
+    random: frozenset({"Random", "SystemRandom"}),
+    np.random: frozenset({"RandomState", "SeedSequence", "default_rng"}),
 }
 """Where another value comes from on each call, and under which names."""
+_WITH_NOTHING = {"strftime", "ctime", "localtime", "gmtime", "asctime", "Random"} | _CLOCKS[np.random]
+"""Those that ask for it only if they are given nothing more: a time, a seed."""
+_OF_TIME_ALONE = {"strftime": 1}
+"""So many arguments are not it."""
 _CLOCK_FUNCTIONS = {
-    id(getattr(owner, name)): f"{owner.__name__}.{name}" for owner, names in _CLOCKS.items() for name in names
+    id(getattr(owner, name)): f"{owner.__name__}.{name}"
+    for owner, names in _CLOCKS.items()
+    for name in names
+    if hasattr(owner, name)
 }
 GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 _LENGTH = 624
@@ -190,17 +202,28 @@ def _clocks_in(function: types.FunctionType) -> Iterator[tuple[str, int]]:
     if not any(id(space.get(name)) in _CLOCK_FUNCTIONS or id(space.get(name)) in _OWNERS for name in names):
         return
     line, owner = function.__code__.co_firstlineno, None
-    for step in dis.get_instructions(function.__code__):
+    steps = [step for step in dis.get_instructions(function.__code__) if step.opname not in _PADDING]
+    for at, step in enumerate(steps):
         line = (step.positions.lineno if step.positions else None) or line
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             owner = space.get(step.argval)
-            if id(owner) in _CLOCK_FUNCTIONS:
-                yield _CLOCK_FUNCTIONS[id(owner)], line
+            if (name := _CLOCK_FUNCTIONS.get(id(owner))) is not None and _asks(name.rpartition(".")[2], steps, at):
+                yield name, line
         elif step.opname in ("LOAD_ATTR", "LOAD_METHOD") and owner is not None:
-            if step.argval in _OWNERS.get(id(owner), ()):
+            if step.argval in _OWNERS.get(id(owner), ()) and _asks(step.argval, steps, at):
                 yield f"{owner.__name__}.{step.argval}", line
             owner = getattr(owner, step.argval, None) if isinstance(owner, types.ModuleType) else None
 
 
-_OWNERS = {id(owner): names for owner, names in (*_CLOCKS.items(), (datetime, frozenset[str]()))}
+def _asks(name: str, steps: Sequence[dis.Instruction], at: int) -> bool:
+    """Whether what is loaded there is called with nothing by which it would be the same on each call."""
+    if name not in _WITH_NOTHING:
+        return True
+    given = _OF_TIME_ALONE.get(name, 0)
+    call = steps[at + given + 1] if at + given + 1 < len(steps) else None
+    return call is not None and call.opname == "CALL" and call.arg == given
+
+
+_PADDING = ("CACHE", "KW_NAMES", "NOP", "PRECALL", "PUSH_NULL")
+_OWNERS = {id(owner): names for owner, names in (*_CLOCKS.items(), *((m, frozenset[str]()) for m in (datetime, np)))}
 """By identity: what a function mentions need have no hash."""
