@@ -114,6 +114,37 @@ def test_each_method_and_each_rule(method, rules, x, w):
         same(fg.jit(transform(f))(x, w), transform(g)(x, w))
 
 
+@pytest.mark.parametrize("method", ["sequential", "expand_dims", "broadcast_all"])
+@pytest.mark.parametrize(
+    "transform",
+    [
+        fg.vmap_compiled,
+        lambda f: fg.vmap_compiled(f, dynamic=True),
+        lambda f: func.vmap(fg.jit(f)),
+        lambda f: fg.vmap_compiled(func.grad(f)),
+        lambda f: fg.grad_compiled(lambda x: func.vmap(f)(x).sum()),
+        lambda f: fg.vmap_compiled(lambda x: func.vmap(f)(x.expand(2, 3))),
+    ],
+)
+def test_every_batch_of_one_program(transform, method):
+    """One compiled call is given batches of several sizes."""
+    compiled = transform(lambda x: called(x, vmap_method=method).square().sum())
+    eager = transform(lambda x: torch.erf(x).square().sum())
+    for n in (2, 4, 6, 3, 1):
+        x = torch.linspace(-1, 2, 3 * n, dtype=F64).view(n, 3)
+        same(compiled(x), eager(x))
+
+
+def test_effects_of_every_sample():
+    seen = []
+    note = fg.opaque(lambda x: seen.append(x.item()), like=None, vmap_method="sequential")
+    compiled = fg.vmap_compiled(lambda x: (note(x), x + 1)[1])
+    for n in (2, 4, 6, 3):
+        compiled(torch.arange(n))
+        assert seen == list(range(n))
+        seen.clear()
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_backward(backend, x, w):
     """Two halves; the callback runs in the first."""

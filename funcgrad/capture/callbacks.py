@@ -194,9 +194,9 @@ class Callback:
         n, is_batched, run = len(tensors), [d is not None for d in dims], self.run
 
         def each(values: Sequence[Any], shapes: Sizes) -> list[Tensor]:
-            samples = [
-                run([*(t[i] for t in values[:n]), *values[n:]], [shape[1:] for shape in shapes]) for i in range(size)
-            ]
+            inner = [shape[1:] for shape in shapes]
+            batch = values[0].shape[0]  # of this call: a program may be for any
+            samples = [run([*(t[i] for t in values[:n]), *values[n:]], inner) for i in range(batch)]
             if samples:
                 return [torch.stack(results) for results in zip(*samples, strict=True)]
             return [
