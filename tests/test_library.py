@@ -206,6 +206,18 @@ def test_what_others_read_too_is_made_as_it_was():
     assert targets(agree(f, torch.randn(70, 12), torch.randn(3, 12), torch.randn(3, 12, 12)))[aten.clone.default] == 0
 
 
+def test_a_sum_of_transposed_products_that_is_added_to():
+    def f(a, b, c, d):
+        first = (a @ b).t() + (c @ d).t()
+        second = first + (b @ c).t()
+        return second + d, first.sin(), second.sin()
+
+    args = [torch.randn(40, 40) for _ in range(4)]
+    compiled = fg.jit(f, backend="c")
+    for ours, theirs in zip(compiled(*args), f(*args), strict=True):
+        assert_rounded(ours, theirs)
+
+
 def test_a_sum_whose_terms_are_returned_is_left_alone():
     def f(a, b, c):
         first = a @ b

@@ -229,6 +229,7 @@ def _sums(graph: fx.Graph) -> None:
             position[new] = position[node]
             for target, *args in looks[0]:
                 new = call(node, target, new, *args)
+                position[new] = position[node]
         node.replace_all_uses_with(new)
 
 
