@@ -283,6 +283,36 @@ def test_a_zero_tangent_of_an_inner_level_is_one_at_the_outer(x, f, inner):
     same(jvp(func.vmap(jit(inner(f))))(batch), outer(f)(batch))
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        torch.linspace(-1, 2, 9, dtype=F64)[1:],
+        torch.linspace(-1, 2, 15, dtype=F64).view(5, 3)[1:],
+        torch.linspace(-1, 2, 27, dtype=F64).view(3, 9)[:, 1::2],
+        torch.linspace(-1, 2, 24, dtype=F64).view(3, 4, 2)[1:].permute(2, 0, 1),
+    ],
+    ids=["offset", "rows", "strided", "permuted"],
+)
+@pytest.mark.parametrize("word", [jvp, func.jacfwd, func.hessian, lambda f: jvp(func.jacfwd(f))])
+def test_a_tangent_lies_as_its_primal_does(given, word):
+    """In memory, too: views of both are taken at the same offset."""
+
+    def f(x):
+        return x[0].sin().sum() * x.flatten()[1:].sum()
+
+    for compiled in (jit(word(f)), fg.jit(word(f), dynamic=True, **OPTIONS), word(jit(f))):
+        same(compiled(given), word(f)(given))
+
+
+def test_a_tangent_of_an_offset_that_varies():
+    def f(x):
+        return x[0].sin().sum()
+
+    compiled, whole = fg.jacfwd_compiled(f, **OPTIONS), torch.linspace(-1, 2, 9, dtype=F64)
+    for begin, end in ((1, 9), (2, 8), (3, 6), (0, 5)):
+        same(compiled(whole[begin:end]), func.jacfwd(f)(whole[begin:end]))
+
+
 # ── complex numbers ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -26,7 +26,6 @@ from .quasirandom import SOBOL_SEQUENCES
 from .running_statistics import RUNNING
 from .source_location import is_called_by
 from .traced_sizes import seen
-from .views import is_dense
 
 _CALLS = {
     "wrap",
@@ -292,10 +291,8 @@ FILLS = {torch.ops.aten.zero_.default, torch.ops.aten.fill_.Scalar, torch.ops.at
 def _zero_tangent(like: Tensor, primal: Tensor, batch_dims: int) -> tuple[Any, Any, Any] | None:
     """The call that makes zeros that lie in memory as a primal does, which forward mode relies on: those of an
     expanded one, which would lie over one another, do not. None where torch's own operator is to make them."""
-    if primal.is_contiguous() or overlaps_itself(primal):
+    if overlaps_itself(primal) or (primal.is_contiguous() and not primal.storage_offset()):
         return torch.ops.aten.new_zeros.default, (like, [*like.shape[:batch_dims], *primal.shape]), {}
-    if batch_dims == 0 and is_dense(primal):
-        return torch.ops.aten.zeros_like.default, (primal,), {"dtype": like.dtype}
     return None
 
 

@@ -26,7 +26,6 @@ from .captures import require_dense
 from .scattered import looked_at, strided
 from .storages import require_data_alone
 from .trace import Trace
-from .views import is_dense
 
 
 def unfunctional(trace: Trace, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -47,9 +46,6 @@ def unfunctional(trace: Trace, op: Any, args: tuple[Any, ...], kwargs: dict[str,
     if form is not None:
         with trace.functional:
             return args[0].copy_(form(**arguments_by_name(op, args, kwargs)))
-    if op is torch.ops.aten._new_zeros_with_same_feature_meta.default:
-        with trace.functional:
-            return _zeros_that_lie_as(*args, **kwargs)
     if op.namespace == "profiler":
         with without_modes():
             return op(*args, **kwargs)
@@ -74,17 +70,6 @@ def unfunctional(trace: Trace, op: Any, args: tuple[Any, ...], kwargs: dict[str,
         node = trace.graph.create_node("call_function", op, tuple(values), dict(kwargs), name="check")
         node.meta = {"val": None, **trace.during(trace.line())}
     return None
-
-
-def _zeros_that_lie_as(like: Tensor, primal: Tensor, *, self_num_batch_dims: int = 0) -> Any:
-    """A batch of tangents, which forward mode makes for a dense tensor whose dimensions lie in another order; the
-    operator knows no symbolic sizes. ``NotImplemented`` for others."""
-    if not self_num_batch_dims or primal.is_contiguous() or not is_dense(primal):
-        return NotImplemented
-    batch = range(self_num_batch_dims)
-    order = sorted(range(primal.dim()), key=primal.stride, reverse=True)
-    zeros = like.new_zeros([*(like.shape[d] for d in batch), *(primal.shape[d] for d in order)])
-    return zeros.permute(*batch, *(len(batch) + order.index(d) for d in range(primal.dim())))
 
 
 def _custom_write(trace: Trace, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

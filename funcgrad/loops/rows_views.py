@@ -57,6 +57,7 @@ TAKES_SCALARS |= {
 for _name, _value in (("zeros", 0), ("ones", 1)):
     for _op in (getattr(aten, _name), getattr(aten, f"{_name}_like"), getattr(aten, f"new_{_name}")):
         TABLE[_op.default] = lambda *args, out, _value=_value, **_: _filled(_value, out)
+TABLE[aten._new_zeros_with_same_feature_meta.default] = lambda like, primal, *, out, **_: _filled(0, out)
 
 
 @row(aten.arange.start_step, aten.arange.start, aten.arange.default)

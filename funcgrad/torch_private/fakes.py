@@ -98,6 +98,9 @@ _VIEWS = {torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default}
 VIEW_WILL_NOT_DO = "view size is not compatible with input tensor's size and stride"
 
 
+_ZEROS_THAT_LIE_AS = torch.ops.aten._new_zeros_with_same_feature_meta.default
+
+
 _MEAN, _SUM = 1, 2
 _LOSSES_BACKWARD = {
     torch.ops.aten.mse_loss_backward.default,
@@ -128,12 +131,14 @@ def on_fakes(op: Any, args: Any, kwargs: Any) -> Any:
         with without_modes():
             ones = [torch.zeros([1] * a.dim(), dtype=a.dtype) if isinstance(a, FakeTensor) else a for a in args]
             op(*ones, **kwargs)
+    if op is _ZEROS_THAT_LIE_AS:
+        return _zeros_that_lie_as(*args, **kwargs)
     first = args[0] if args else None
+    if op is torch.ops.aten.copy.default and args[0].storage_offset():
+        return _uncached(op, args, kwargs)  # what PyTorch keeps of a call forgets where in its memory the result begins
     if op is torch.ops.aten._efficientzerotensor.default or (isinstance(first, FakeTensor) and is_zero_tensor(first)):
         # what PyTorch keeps of a call forgets that such zeros, and views of them, have no memory
-        mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
-        with disable_fake_tensor_cache(mode):
-            return op(*args, **kwargs)
+        return _uncached(op, args, kwargs)
     if op in _VIEWS and _has_dimension_of_one(first, args[1]):
         return _viewed(first, args[1])
     # 2.11 to 2.15: nothing, where it keeps more for backward than all else
@@ -146,6 +151,22 @@ def on_fakes(op: Any, args: Any, kwargs: Any) -> Any:
         if "Cannot view a tensor with" not in str(error):
             raise
         raise RuntimeError(f"{VIEW_WILL_NOT_DO}. {error}") from None  # as eager PyTorch does: the function may catch it
+
+
+def _uncached(op: Any, args: Any, kwargs: Any) -> Any:
+    mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    with disable_fake_tensor_cache(mode):
+        return op(*args, **kwargs)
+
+
+def _zeros_that_lie_as(like: Any, primal: Any, *, self_num_batch_dims: int = 0) -> Any:
+    """What a tangent is copied to whose primal lies otherwise: as that one does, in as much memory, so that views of
+    both lie alike; for each sample of a batch. (The operator itself knows no symbolic sizes.)"""
+    room = primal.untyped_storage().nbytes() // primal.element_size()
+    batch = like.shape[:self_num_batch_dims]
+    memory = like.new_zeros([*batch, room])
+    strides = [*memory.stride()[:-1], *primal.stride()]
+    return memory.as_strided([*batch, *primal.shape], strides, primal.storage_offset())
 
 
 def _size_of_workspace(args: Sequence[Any]) -> int | torch.SymInt:
@@ -221,7 +242,7 @@ def is_known_by_kinds(op: Any) -> bool:
     """Whether the result of an operator on fake tensors depends on their ``fake_kind`` alone, and has memory of its
     own."""
     by_value = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-    return is_functional(op) and by_value.isdisjoint(op.tags) and op is not torch.ops.aten._unsafe_view.default
+    return is_functional(op) and by_value.isdisjoint(op.tags) and op not in _KNOWN_OTHERWISE
 
 
 @functools.cache
@@ -234,6 +255,9 @@ def is_known_look(op: Any) -> bool:
         op.name(), torch._C.DispatchKey.CompositeImplicitAutograd.name
     )
 
+
+_KNOWN_OTHERWISE = {torch.ops.aten._unsafe_view.default, torch.ops.aten.copy.default, _ZEROS_THAT_LIE_AS}
+"""The first has no memory of its own; the others begin in theirs where an argument does in its own."""
 
 _LOOKS_OTHERWISE = {torch.ops.aten.as_strided.default, torch.ops.aten.lift_fresh.default}
 """The first asks how much memory there is; the second takes what is no fake tensor."""
