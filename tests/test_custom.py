@@ -391,6 +391,34 @@ def test_functions_with_rules_inside_of_rules(x, y):
         same(REVERSE[word](fg.jit(outer, **OPTIONS))(x, y), REVERSE[word](plain)(x, y))
 
 
+@pytest.mark.parametrize(
+    "word",
+    [
+        torch.vmap,
+        lambda f: fg.vmap_compiled(f, **OPTIONS),
+        lambda f: fg.jit(torch.vmap(f), **OPTIONS),
+        lambda f: torch.vmap(torch.vmap(f)),
+        lambda f: lambda x: fg.grad_compiled(lambda x: torch.vmap(f)(x).exp().sum(), **OPTIONS)(x) * x,
+        lambda f: lambda x: torch.vmap(func.grad(lambda x: f(x).exp().sum()))(x) * x,
+    ],
+)
+@pytest.mark.parametrize("kind", [fg.custom_vjp, fg.custom_jvp])
+def test_a_rule_that_calls_its_own_function(word, kind, x):
+    """Batched, too, it runs on values that nobody differentiates: that call is the function."""
+    f = kind(torch.sin)
+    if kind is fg.custom_vjp:
+        f.defvjp(lambda x: (f(x), x), lambda x, g: (g * x.cos(),))
+    else:
+        f.defjvp(lambda p, t: (f(*p), t[0] * p[0].cos()))
+
+    def twice(f):
+        x_ = x.clone().requires_grad_()
+        (g,) = torch.autograd.grad(word(f)(x_).sin().sum(), x_, create_graph=True)
+        return g, *torch.autograd.grad(g.sum(), x_)
+
+    same(twice(f), twice(torch.sin))
+
+
 def test_rules_for_each_argument(x, y):
     @fg.custom_jvp
     def f(x, y, n):
@@ -527,10 +555,12 @@ def test_a_tensor_that_is_closed_over_has_no_gradient(of, y):
     f.defvjp(lambda x: (x * weight, None), lambda _, g: (g * weight,))
     g.defjvp(lambda p, t: (p[0] * weight, t[0] * weight))
     for made in (f, g):
-        with pytest.raises(fg.CustomDerivativeError, match="closes over a tensor that is differentiated"):
-            of(made)(y)
-        with torch.no_grad():
-            same(of(made)(y), y * y)
+        for call in (of(made), of(lambda x, made=made: torch.vmap(made)(x[None])[0])):
+            for given in (y, y.clone().requires_grad_()):
+                with pytest.raises(fg.CustomDerivativeError, match="closes over a tensor that is differentiated"):
+                    call(given)
+            with torch.no_grad():
+                same(call(y), y * y)
 
 
 def closing(kind, w):

@@ -28,6 +28,7 @@ from ..torch_private.levels import (
     dual_parts,
     innermost_transform,
     sharing_dual_level,
+    tracking_level,
     unwrap_dead,
     wrapping_level,
 )
@@ -132,11 +133,11 @@ def _ran(call: RuledCall, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list
 
 
 def _forward(call: RuledCall, *tensors: Tensor) -> tuple[Any, ...]:
-    own = [tensor.detach() if tensor.requires_grad else tensor for tensor in tensors]
+    own = [tensor.detach() if tracking_level(tensor) >= 0 else tensor for tensor in tensors]
     levels = None if call.levels is None else _OwnLevels(call.levels)
     with torch.set_grad_enabled(call.tracks), levels or contextlib.nullcontext():
         outs, extras, layout = _ran(call, own)
-    if any(tensor.requires_grad for tensor in (*outs, *extras)) or (levels and levels.met):
+    if any(tracking_level(tensor) >= 0 for tensor in (*outs, *extras)) or (levels and levels.met):
         raise CustomDerivativeError(
             f"{name_of(call.rules[0])} closes over a tensor that is differentiated, for which its rules have no "
             "derivative",
