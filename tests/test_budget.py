@@ -12,6 +12,7 @@ from functions import CASES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from milp import least_cost
+from torch import func
 
 import funcgrad as fg
 from funcgrad.backends.aten import AtenBackend
@@ -303,6 +304,18 @@ def test_the_model_takes_as_much_memory_as_the_schedule(name):
     costs, _ = costs_again(joint.graph, Target(CPU, fuses=False))
     model = Model(joint.graph, Roles(joint.graph, False), costs, ())
     assert 0.99 <= model.run(model.start(program.partition.kept)).peak / peak <= 1.2
+
+
+@pytest.mark.parametrize("transform", [func.jacfwd, func.jacrev, lambda g: lambda x: func.jvp(g, (x,), (x,))])
+def test_a_fraction_for_a_gradient_at_a_level(transform):
+    """There the gradient is a result like any other: its backward pass needs nothing but inputs."""
+
+    def f(x):
+        return x.sin().exp().sum()
+
+    x = torch.linspace(-1, 1, 5, dtype=torch.float64)
+    found, wanted = transform(fg.grad_compiled(f, memory_budget=1.0))(x), transform(func.grad(f))(x)
+    torch.testing.assert_close(found, wanted)
 
 
 def test_what_is_saved_in_another_layout_counts():

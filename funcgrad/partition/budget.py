@@ -22,7 +22,6 @@ from ..graphs import ancestors, is_view, nbytes, value_of
 from ..joint import Joint
 from ..loops.lower import Target
 from ..show.units import in_bytes
-from ..slots import of_backward
 from .cost import costs_again
 from .partition import Limit, Partition, cut, split
 from .roles import Roles
@@ -117,7 +116,7 @@ def _least_cost(
     roles.backward -= set(calls[:first])
     # all that is known at this moment
     roles.forward |= ancestors(calls[first].all_input_nodes) if calls[first:] else set()
-    roots = [r for s, r in graph.gives if of_backward(s)]
+    roots = [r for s, r in graph.gives if s in roles.backward_outs]
     roots += [n for reader in calls[first:] for n in reader.all_input_nodes]
     best = 0.0
     for price in np.geomspace(1e-3, 10, 12):

@@ -43,7 +43,7 @@ from ..show.chart import Chart
 from ..show.parts import Doc, Table, Text
 from ..show.shown import Shown
 from ..show.units import in_bytes
-from ..slots import Captured, Input, Saved, Seed, Slot, of_backward, outer_slot
+from ..slots import Captured, Input, Saved, Seed, Slot, outer_slot
 from ..tags import Tag, tags_of
 from .cut import minimum_cut
 from .kept_sizes import with_sizes
@@ -189,7 +189,7 @@ def cut(graph: Graph, roles: Roles, costs: Mapping[fx.Node, float], price: float
     known = [n for n in graph.fx.nodes if n in roles.backward and n not in roles.incoming]
     source, sink = 0, 1
     entry = {n: 2 + 2 * i for i, n in enumerate(known)}
-    needed = {node for slot, node in graph.computed if of_backward(slot)}
+    needed = {node for slot, node in graph.computed if slot in roles.backward_outs}
     tails, heads, capacities = list[int](), list[int](), list[float]()
 
     def edge(tail: int, head: int, capacity: float) -> None:
@@ -232,7 +232,8 @@ def split(graph: Graph, roles: Roles, kept: set[fx.Node]) -> Partition:
     pinned = [n for n in graph.fx.nodes if Tag.MUST_BE_IN_FORWARD in tags_of(n).flags]
     forward_needs = ancestors([v for _, v in forward_outs] + pinned)
     forward_nodes = [n for n in graph.fx.nodes if n in forward_needs]
-    own_memory = {place for s, v in outs if not of_backward(s) and isinstance(v, fx.Node) for place in storages(v)}
+    returned = [v for s, v in outs if s not in roles.backward_outs and isinstance(v, fx.Node)]
+    own_memory = {place for v in returned for place in storages(v)}
     made_in_backward = backward_nodes - kept
     again = [n for n in forward_nodes if n in made_in_backward and n.op == "call_function"]
     cotangents, drawn = [(s, n) for s, n in ins if n in roles.incoming], made_of_seeds(graph)

@@ -16,7 +16,6 @@ from attrs import define, frozen
 from torch import fx
 
 from ..graphs import Graph, is_getitem, is_view, memory_of, storages, value_of
-from ..slots import of_backward
 from ..tags import Tag, tags_of
 from .roles import Roles, price_of_saving
 
@@ -100,9 +99,9 @@ class Model:
         self._holds: list[tuple[tuple[int, int, int], ...]] = []
         for i in range(len(self.nodes)):
             self._holds.append(self._held_by(i))
-        self._gradients = [number[v] for s, v in outs if of_backward(s) and isinstance(v, fx.Node)]
+        self._gradients = [number[v] for s, v in outs if s in roles.backward_outs and isinstance(v, fx.Node)]
         self._returned = [number[v] for s, v in outs if isinstance(v, fx.Node)]
-        first = [number[v] for s, v in outs if not of_backward(s) and isinstance(v, fx.Node)]
+        first = [number[v] for s, v in outs if s not in roles.backward_outs and isinstance(v, fx.Node)]
         pinned = [i for i, n in enumerate(self.nodes) if Tag.MUST_BE_IN_FORWARD in tags_of(n).flags]
         self._first = [i for i in (*first, *pinned) if not self._late[i]]
         self._savable = [
