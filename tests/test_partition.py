@@ -301,3 +301,13 @@ def test_what_is_compared_with_its_own_maximum_is_saved(pick):
     compiled = fg.jit(f)
     assert "is compared with" in str(compiled.program(x).partition)
     torch.testing.assert_close(*(torch.autograd.grad(g(x), x)[0] for g in (compiled, f)))
+
+
+@pytest.mark.parametrize("transform", [torch.func.jacfwd, torch.func.jacrev, torch.func.hessian])
+@pytest.mark.parametrize(
+    "f", [lambda x: (x + 0j).sgn().abs().sum(), lambda x: (x + 1j).sgn().real.sin().sum()], ids=["abs", "real"]
+)
+def test_a_view_of_a_gradient_that_is_taken_after_its_backward_pass(f, transform):
+    """The gradient is the real part of what the pass computes; at a level it is a result like any other."""
+    x = torch.tensor([1.0, -2.0], dtype=torch.float64)
+    torch.testing.assert_close(transform(fg.grad_compiled(f))(x), transform(torch.func.grad(f))(x))

@@ -67,7 +67,7 @@ def capture(
             may_be_sizes=inner.inputs.has_symbols_for_sizes and why_sizes_are_known(inner.facts) is None,
         )
     )
-    trace.watch = watch
+    trace.watch, trace.is_split = watch, with_backward
     trace.keeps_detached = at_level and not inner.exchanges_values
     trace.draws.expect(inner.facts.generators)
     trace.regions = () if inner.policy is None else (whole(inner.policy),)

@@ -158,6 +158,8 @@ class Trace(Recorder):
         this run."""
         self.plays: tuple[str, object] | None = None
         """The node of a captured backward pass that is played, by name."""
+        self.is_split = False
+        """Whether the backward pass through what the function returns is traced, too, as a program of its own."""
         self.is_as_torch_func = False
         """Whether a backward pass runs as a transform of torch.func would run it."""
         self._depth = 0

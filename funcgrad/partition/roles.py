@@ -27,7 +27,12 @@ class Roles:
             if Tag.MUST_BE_IN_BACKWARD in tags_of(node).flags or any(i in self.incoming for i in node.all_input_nodes):
                 self.incoming.add(node)
         pinned = [n for n in nodes if Tag.MUST_BE_IN_FORWARD in tags_of(n).flags]
-        late = {v for s, v in outs if isinstance(v, fx.Node) and v in self.incoming and pass_of(v) == "backward"}
+        # a program that runs as one may go on after its backward pass: a view of a gradient is taken when it is read
+        late = {
+            v
+            for s, v in outs
+            if isinstance(v, fx.Node) and v in self.incoming and (pass_of(v) == "backward" or not is_split)
+        }
         self.backward_outs = {s for s, v in outs if of_backward(s) or (v in late and not is_split)}
         """Gradients; in a program that runs as one, what its own backward pass wrote to, or stores, too."""
         self.forward = ancestors([v for s, v in outs if not of_backward(s) and v not in late] + pinned)

@@ -436,8 +436,8 @@ def _backward_pass(traced: bool) -> Iterator[Callable[[Tensor], Tensor]]:
     tensors."""
     trace = active_trace()
     if trace is not None and traced:
-        with trace.backward_pass():
-            yield trace.mark_start_of_backward
+        with trace.backward_pass():  # forward to a backward pass through what comes of it
+            yield (lambda tensor: tensor) if trace.is_split else trace.mark_start_of_backward
     else:
         yield lambda tensor: tensor
 
