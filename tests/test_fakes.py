@@ -217,6 +217,13 @@ def test_what_fakes_lay_out_otherwise_can_be_viewed(backend):
         torch.testing.assert_close(got, expected)
 
 
+@pytest.mark.parametrize("backend", ["aten", "c"])
+def test_truth_values_are_shifted_as_numbers(backend):
+    b, n = torch.tensor([True, False]), torch.tensor([3, 5], dtype=torch.int32)
+    for f in (lambda: b << 2, lambda: b >> 1, lambda: b << n, lambda: n << b, lambda: n >> b):
+        torch.testing.assert_close(fg.jit(f, backend=backend)(), f())
+
+
 def test_symbolic_zeros_have_no_memory():
     op = torch.ops.aten._efficientzerotensor.default
     for _ in range(2):

@@ -98,6 +98,9 @@ _VIEWS = {torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default}
 VIEW_WILL_NOT_DO = "view size is not compatible with input tensor's size and stride"
 
 
+_SHIFTS = {
+    getattr(getattr(torch.ops.aten, name), of) for name in ("__lshift__", "__rshift__") for of in ("Scalar", "Tensor")
+}
 _ZEROS_THAT_LIE_AS = torch.ops.aten._new_zeros_with_same_feature_meta.default
 
 
@@ -131,6 +134,9 @@ def on_fakes(op: Any, args: Any, kwargs: Any) -> Any:
         with without_modes():
             ones = [torch.zeros([1] * a.dim(), dtype=a.dtype) if isinstance(a, FakeTensor) else a for a in args]
             op(*ones, **kwargs)
+    if op in _SHIFTS and (dtype := torch.result_type(*args)) is not torch.bool:
+        # 2.13: fakes shift no truth values, which kernels promote
+        args = [a.to(dtype) if isinstance(a, FakeTensor) and a.dtype is torch.bool else a for a in args]
     if op is _ZEROS_THAT_LIE_AS:
         return _zeros_that_lie_as(*args, **kwargs)
     first = args[0] if args else None
