@@ -463,7 +463,7 @@ class Reached(Found):
         return evolve(place, owner=Place("slot", self.from_root(of), "__dict__", of.name))
 
 
-_HOLD_STATE = ("_csv", "_queue", "_random", "_sqlite3", "_thread", "mmap", "sqlite3", "zlib")
+_HOLD_STATE = ("_csv", "_random", "_sqlite3", "_thread", "mmap", "sqlite3", "zlib")
 """Modules in C whose objects change, and say nothing of it."""
 
 

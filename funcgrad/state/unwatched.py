@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import queue
 import re
 import threading
 import types
@@ -94,6 +95,9 @@ _UNTOLD: dict[str, tuple[type, ...]] = {
     "notify": (threading.Condition,),
     "notify_all": (threading.Condition,),
     "release": (threading.Semaphore,),
+    "put": (queue.SimpleQueue,),
+    "get": (queue.SimpleQueue,),
+    "get_nowait": (queue.SimpleQueue,),
 }
 """What is done with them."""
 _ONCE = "calls {} of a {}: it is called when the function is traced, and not on each call. Call it outside"
