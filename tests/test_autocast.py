@@ -51,6 +51,7 @@ def test_a_custom_backward_sees_the_autocast_it_was_given(transform, option, dty
     x, w = torch.randn(4, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
     with torch.autocast("cpu", dtype=torch.bfloat16), warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.simplefilter("ignore", fg.UnwatchedStateWarning)  # what it notes in
         transform(loss, backward_autocast=option)(x, w)
     assert noted() is dtype
 
