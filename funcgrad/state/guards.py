@@ -57,7 +57,7 @@ _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-_CONTENTS = {"items", "entries", "set", "array", "like items", "like entries"}
+_CONTENTS = {"items", "entries", "set", "like items", "like entries"}
 """Comparisons with a copy of a container: where that is empty, whether it is true says it."""
 
 
@@ -186,7 +186,7 @@ class Guard:
         if self.how in ("equal", "fixed"):
             return f"{now} is not {value} and not {constant(same)}({value}, {now})"
         if self.how in _CONTENTS and not len(self.value) and says_what_it_holds(self.place._held()):
-            return f"len({now})" if self.how == "array" else now
+            return now
         return f"not {constant(_COMPARED[self.how])}({value}, {now})"
 
     @property
