@@ -4,8 +4,6 @@ A case is a source with a function ``f``, and a script (see ``test_state_mended.
 test.
 """
 
-import warnings
-
 import pytest
 from test_state_mended import run
 
@@ -23,8 +21,38 @@ def check(**cases):
 
 def test_arrays_without_dimensions_and_without_items():
     check(
-        read=("a = np.array(3.0)\ndef f(x): return x * float(a)", "call(); a[...] = 5.0; call(); a = np.array(2); call()"),
+        read=(
+            "a = np.array(3.0)\ndef f(x): return x * float(a)",
+            "call(); a[...] = 5.0; call(); a = np.array(2); call()",
+        ),
         written=("a = np.array(3.0)\ndef f(x):\n    a[...] += 1\n    return x * float(a)", "call(); call(); call()"),
         empty=("a = np.zeros((0, 3))\ndef f(x): return x * a.shape[1]", "call(); a.shape = (0, 5); call()"),
         of_truth=("a = np.array(False)\ndef f(x): return x * 2 if a else x", "call(); a[...] = True; call()"),
     )
+
+
+def test_what_is_set_of_tensors_that_are_reached_in_any_way():
+    use, calls = (
+        "def f(x):\n    {0}.k += 1\n    return x * {0} * {0}.k",
+        "call(); call(); call(); p.k = 7; call(); call()",
+    )
+    made = "p = torch.ones(1); p.k = 0\n"
+    reached = {
+        "a namespace": "o = types.SimpleNamespace(p=p)|o.p",
+        "a list in one": "o = types.SimpleNamespace(p=[p])|o.p[0]",
+        "a tuple in one": "o = types.SimpleNamespace(p=(0, (p,)))|o.p[1][0]",
+        "a function": "def o(): pass\no.p = p|o.p",
+        "a class": "class O: pass\nO.p = p|O.p",
+        "a deque": "o = collections.deque([p])|o[0]",
+        "a dict of another class": "o = collections.OrderedDict(p=p)|o['p']",
+        "a dict with keys of any kind": "o = {(1, 2): p}|o[1, 2]",
+        "arguments": "import argparse\no = argparse.Namespace(p=p)|o.p",
+    }
+    check(
+        **{
+            case: (made + (own := text.split("|"))[0] + "\n" + use.format(own[1]), calls)
+            for case, text in reached.items()
+        }
+    )
+    source = "o = types.SimpleNamespace(p=torch.ones(1)); o.p.k = 0\n" + use.format("o.p")
+    check(another=(source, "call(); call(); o.p = torch.full((1,), 2.0); o.p.k = 3; call(); call()"))

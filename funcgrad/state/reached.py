@@ -23,6 +23,7 @@ from attrs import evolve
 from torch import SymFloat, SymInt, Tensor
 
 from .. import refusals
+from ..subclasses import is_traced
 from ..torch_private.modules import HOOKS_OF_ALL_MODULES
 from ..torch_private.tensors import is_wrapper_subclass
 from .buffers import BUFFERS, held_by, is_buffer
@@ -88,8 +89,7 @@ class Reached(Found):
             return
         if isinstance(value, Tensor):
             self.tensors.setdefault(place.identity, (place, value))
-            if not (id(vars(value)) in self.met or is_wrapper_subclass(value)):
-                self._attributes(Place("slot", place, "__dict__", place.name), value)
+            self._attributes(Place("slot", place, "__dict__", place.name), value)
             return
         if is_iterator(value):
             raise refuse_iterator(place.name)  # before it goes on
@@ -104,12 +104,21 @@ class Reached(Found):
     def _attributes(self, place: Place, tensor: Tensor) -> None:
         """What the function sets of a tensor that lives at a place, it sets in each call of the one that lives there
         then; what it reads of it, no hook hears of."""
-        own = vars(tensor)
-        self.met[id(own)] = Met(own, dict(own), place.name, tensor)
-        self._places[id(own)] = [place]
-        for name, value in own.items():
+        met = self._meet_attributes(tensor, place.name)
+        if met is None or id(met.container) in self._places:
+            return
+        self._places[id(met.container)] = [place]
+        for name, value in met.before.items():
             if not name.startswith("_") and name != "persistent":
                 self._value(Place("item", place, name, joined(place.name, name)), value)
+
+    def _meet_attributes(self, tensor: Tensor, name: str) -> Met | None:
+        """What a tensor that can be reached has been given: before the function runs, as nobody hears of what it is
+        given then."""
+        if is_wrapper_subclass(tensor):
+            return None
+        own = vars(tensor)
+        return self.met.setdefault(id(own), Met(own, dict(own), name, tensor))
 
     def _structure(self, place: Place, value: Any) -> None:
         """A container of tensors: another one of this structure will do, as a function may make a new one on each
@@ -129,7 +138,11 @@ class Reached(Found):
         """A value can be reached: whatever is read of it is to be noticed."""
         if isinstance(value, decimal.Decimal):
             self._guard(Guard.of_library(DECIMALS.place, DECIMALS.value))
-        if isinstance(value, (*PLAIN, *TORCH_PLAIN, Tensor, np.generic, SymFloat, SymInt, Found)):
+        if isinstance(value, Tensor):
+            if not is_traced(value):
+                self._meet_attributes(value, name)
+            return
+        if isinstance(value, (*PLAIN, *TORCH_PLAIN, np.generic, SymFloat, SymInt, Found)):
             return
         if isinstance(value, enum.Enum) and is_library(type(value)):
             return
