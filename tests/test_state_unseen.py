@@ -56,3 +56,16 @@ def test_what_is_set_of_tensors_that_are_reached_in_any_way():
     )
     source = "o = types.SimpleNamespace(p=torch.ones(1)); o.p.k = 0\n" + use.format("o.p")
     check(another=(source, "call(); call(); o.p = torch.full((1,), 2.0); o.p.k = 3; call(); call()"))
+
+
+def test_what_a_tensor_lacks_that_is_only_asked_for_that():
+    set_later = "call(); p.k = 5.0; call(); del p.k; call(); p = torch.zeros(1); p.k = 3.0; call()"
+    asks = {
+        "by name": "def f(x): return x * getattr(p, 'k', 1.0)",
+        "whether": "def f(x): return x * 2 if hasattr(p, 'k') else x",
+        "in its dict": "def f(x): return x * 2 if 'k' in vars(p) else x",
+        "caught": "def f(x):\n    try: return x * p.k\n    except AttributeError: return x",
+        "of a parameter": "m = nn.Linear(1, 1)\np = m.weight\ndef f(x): return x * getattr(m.weight, 'k', 1.0)",
+        "where it varies": "def f(x): return x * getattr(p, 'k', 1.0) * len(p)",
+    }
+    check(**{case: ("p = torch.ones(1)\n" + source, set_later) for case, source in asks.items()})

@@ -84,4 +84,5 @@ def other_places(
         for how, is_one in (("one", True), ("apart", False)):
             if own := tuple(p for p, one in others if one == is_one):
                 guards.append(Guard(place, own, how))
+    guards += [guard for place, t in unused for guard in watch.lacking(place, t)]
     return also, tuple(place for place, t in unused if compares and id(t) in renewed), tuple(guards)

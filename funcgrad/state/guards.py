@@ -160,7 +160,7 @@ class Guard:
         """Python that is true where it does not hold; what is among ``GONE`` means so, too."""
         if self.how == "absent":
             is_of_class = self.place.kind == "class"
-            owner = constant(self.place.owner.__dict__ if is_of_class else self.place.owner)
+            owner = constant(self.place.owner.__dict__) if is_of_class else self.place.owner_text(constant)
             if self.place.kind in ("item", "class"):
                 return f"{self.place.key_text(constant)} in {owner}"
             if self.place.kind == "context":

@@ -132,9 +132,9 @@ class Place:
         if self.kind == "class" and isinstance(self.owner, type):  # a live view, where each __dict__ makes another one
             return f"{constant(self.owner.__dict__)}[{self.key_text(constant)}]"
         key = self.key if self.kind == "slot" else self.key_text(constant)
-        return _TEXT[self.kind].format(owner=self._owner_text(constant), key=key)
+        return _TEXT[self.kind].format(owner=self.owner_text(constant), key=key)
 
-    def _owner_text(self, constant: Constant) -> str:
+    def owner_text(self, constant: Constant) -> str:
         return self.owner.expression(constant) if isinstance(self.owner, Place) else constant(self.owner)
 
     def _overridden(self, of_slot: str, of_item: str) -> Any:
@@ -164,7 +164,7 @@ class Place:
         if self.kind == "context":
             return f"{constant(self.owner)}.set({value})"
         if (by := self._overridden("__setattr__", "__setitem__")) is not None:
-            return f"{constant(by)}({self._owner_text(constant)}, {self.key_text(constant)}, {value})"
+            return f"{constant(by)}({self.owner_text(constant)}, {self.key_text(constant)}, {value})"
         return f"{self.expression(constant)} = {value}"
 
     def delete(self, constant: Constant) -> str:
@@ -172,7 +172,7 @@ class Place:
         if self.kind == "class":
             return f"delattr({constant(self.owner)}, {self.key!r})"
         if (by := self._overridden("__delattr__", "__delitem__")) is not None:
-            return f"{constant(by)}({self._owner_text(constant)}, {self.key_text(constant)})"
+            return f"{constant(by)}({self.owner_text(constant)}, {self.key_text(constant)})"
         if self.kind == "environ":
             return f"del {constant(self.owner)}[{self.key!r}]"
         return f"del {self.expression(constant)}"

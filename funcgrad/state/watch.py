@@ -46,6 +46,7 @@ from .names import (
     brought_along,
     found_on,
     is_installed,
+    is_installed_file,
     is_library,
     item_of,
     joined,
@@ -407,6 +408,20 @@ class Watch(Loggers):
             self._hear(place.name)
             if (value := place.read()) is not MISSING:  # else it raises: a key that is no text
                 self._guard(Guard.of(place, value))
+
+    def lacking(self, place: Place, tensor: Tensor) -> Iterator[Guard]:
+        """That a tensor that was met at a place goes on to lack what code may ask it for, by texts or where an error
+        is caught: of one that the function computes with, its stand-in hears."""
+        if (met := self.met.get(id(attributes_of(tensor)))) is None:
+            return
+        own = self._own_mentions()
+        codes = [part for c in self._codes if not is_installed_file(c.co_filename) for part in with_nested(c)]
+        names = own.strings if own.by_name else frozenset[str]()
+        names |= own.attributes if any(code.co_exceptiontable for code in codes) else frozenset()
+        attributes = Place("slot", place, "__dict__", place.name)
+        for name in sorted(filter(str.isidentifier, names - met.before.keys())):
+            if not hasattr(type(tensor), name):
+                yield Guard.absent(Place("item", attributes, name, joined(place.name, name)))
 
     def asked_identity(self, of: Any) -> None:
         """It was asked which object one is."""
