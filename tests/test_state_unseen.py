@@ -69,3 +69,38 @@ def test_what_a_tensor_lacks_that_is_only_asked_for_that():
         "where it varies": "def f(x): return x * getattr(p, 'k', 1.0) * len(p)",
     }
     check(**{case: ("p = torch.ones(1)\n" + source, set_later) for case, source in asks.items()})
+
+
+def test_views_of_dicts():
+    views = {
+        "values": (
+            "d = {'a': 1.0}\nv = d.values()\ndef f(x): return x * sum(v)",
+            "call(); d['b'] = 5.0; call(); d['a'] = 2; call()",
+        ),
+        "keys": (
+            "d = {'a': 1.0}\nv = d.keys()\ndef f(x): return x * 2 if 'b' in v else x",
+            "call(); d['b'] = 5.0; call()",
+        ),
+        "items": (
+            "d = {'a': 1.0}\nv = [d.items()]\ndef f(x): return x * dict(v[0])['a']",
+            "call(); d['a'] = 5.0; call()",
+        ),
+        "in order": (
+            "d = collections.OrderedDict(a=1.0, b=2.0)\nv = d.values()\ndef f(x): return x * next(iter(v))",
+            "call(); d.move_to_end('a'); call(); d['b'] = 7; call()",
+        ),
+        "of tensors": (
+            "d = {'a': torch.ones(1)}\nv = d.values()\ndef f(x): return x * sum(v)",
+            "call(); d['a'] = torch.full((1,), 2.0); call(); d['a'] += 1; call()",
+        ),
+        "written": (
+            "d = {'a': 1.0}\nv = d.values()\ndef f(x):\n    d['a'] += 1\n    return x * sum(v)",
+            "call(); call(); d['b'] = 3.0; call()",
+        ),
+        "of an object": (
+            "c = Config(); v = vars(c).values()\ndef f(x): return x * len(v)",
+            "call(); c.more = 5.0; call()",
+        ),
+        "of a class": ("class C: k = 1\nv = vars(C).keys()\ndef f(x): return x * len(v)", "call(); C.l = 5.0; call()"),
+    }
+    check(**views)

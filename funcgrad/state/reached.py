@@ -9,17 +9,17 @@ import contextvars
 import decimal
 import enum
 import functools
+import gc
 import inspect
 import io
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Set
 from typing import Any
 
 import numpy as np
 import torch
-from attrs import evolve
 from torch import SymFloat, SymInt, Tensor
 
 from .. import refusals
@@ -30,6 +30,7 @@ from .buffers import BUFFERS, held_by, is_buffer
 from .caches import Cache, results_of
 from .found import Found
 from .guards import Guard, Met, members_said
+from .homes import Homes
 from .hooks import can_be_hooked, hook, says_what_it_has
 from .impure import GENERATORS, Generator, is_iterator, levels_of, refuse_iterator
 from .names import (
@@ -57,6 +58,8 @@ from .values import PLAIN, TORCH_PLAIN, compared_fields, copied, holds_symbols, 
 AT_MOST = 20_000
 """Items of a container that is watched."""
 CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
+_EMPTY: dict[Any, Any] = {}
+VIEWS = (type(_EMPTY.keys()), type(_EMPTY.values()), type(_EMPTY.items()))
 C_FUNCTIONS = (
     types.BuiltinFunctionType,
     types.MethodWrapperType,
@@ -78,7 +81,7 @@ _WRITES = (
 )
 
 
-class Reached(Found):
+class Reached(Homes):
     """Looks into what is reached."""
 
     def _value(self, place: Place, value: Any) -> None:
@@ -331,6 +334,15 @@ class Reached(Found):
         for key, value in proxy.items():
             self.see(value, f"{name}[{key!r}]")
 
+    def _view(self, view: Any, name: str) -> None:
+        """A view of a dict: all that this holds is read by it, under no key."""
+        held = next(iter(gc.get_referents(view)))
+        if "__module__" in held:  # of a class, which alone writes to it
+            self._proxy(view.mapping, name)
+        else:
+            self._container(held, joined(name, "mapping"))
+            self.whole.add(id(held))
+
     def _variable(self, variable: contextvars.ContextVar[Any], name: str) -> None:
         place = Place("context", variable, MISSING, name)
         value = place.read()
@@ -442,39 +454,6 @@ class Reached(Found):
         for key, value in list(had.items() if isinstance(had, dict) else enumerate(had)):
             self.see(value, item_name(name, key))
 
-    # ── where what was reached lives ─────────────────────────────────────────────────────────────────────────────
-
-    def places_of(self, wanted: Sequence[Tensor]) -> dict[int, Place]:
-        """By identity, the first place of each tensor that was read from one that is known, or lies in a container
-        that was met."""
-        found = {id(tensor): place for place, tensor in reversed(self.tensors.values())}
-        missing = {id(t) for t in wanted} - found.keys()
-        for met in self.met.values() if missing else ():
-            if isinstance(met.container, (dict, list, collections.deque)):
-                for key, value in met.items:
-                    if id(value) in missing or isinstance(value, tuple):
-                        name = item_name(met.name, key) if met.of is None else joined(met.name, str(key))
-                        inside = _in_tuples(Place("item", met.container, key, name), value)
-                        found = {id(v): place for place, v in inside if id(v) in missing} | found
-        for kind, had in self.classes.items():
-            for name, value in had.items():
-                if id(value) in missing:
-                    found.setdefault(id(value), Place.on_class(kind, name))
-        return found
-
-    def lasting(self, place: Place) -> Place:
-        """Where a tensor lives that was found in a container, if there may be another one in each call."""
-        places: Sequence[Place] = self._places.get(id(place.owner), ())
-        is_one = not places or id(place.owner) in self.written or isinstance(place.owner, Place)
-        return place if is_one else evolve(place, owner=places[0])
-
-    def from_root(self, place: Place) -> Place:
-        """The same place, where its owner may be another object in each call."""
-        known = {id(attributes_of(g.value)): g.place for g in reversed(self._guards.values()) if g.how == "is"}
-        if (of := known.get(id(place.owner))) is None or of.owner is place.owner:
-            return self.lasting(place)
-        return evolve(place, owner=Place("slot", self.from_root(of), "__dict__", of.name))
-
 
 _HOLD_STATE = ("_csv", "_random", "_sqlite3", "_thread", "mmap", "sqlite3", "zlib")
 """Modules in C whose objects change, and say nothing of it."""
@@ -493,6 +472,7 @@ _FOLLOW: tuple[tuple[Any, Callable[[Reached, Any, str], None]], ...] = (
     (type, Reached._class_itself),
     (weakref.ReferenceType, Reached._weak),
     (types.MappingProxyType, Reached._proxy),
+    (VIEWS, Reached._view),
     (contextvars.ContextVar, Reached._variable),
     (contextvars.Context, Reached._context),
     (memoryview, Reached._memory),
@@ -506,10 +486,3 @@ _FOLLOW: tuple[tuple[Any, Callable[[Reached, Any, str], None]], ...] = (
 
 _CLOSED = ("contextlib", "funcgrad", "logging", "pathlib", "re", "threading", "_thread")
 """Modules into whose objects nobody looks: they hold none of the caller's state, or say themselves what they do."""
-
-
-def _in_tuples(place: Place, value: Any) -> Iterator[tuple[Place, Any]]:
-    """A value, and what is in it if it is a tuple."""
-    yield place, value
-    for i, item in enumerate(value) if isinstance(value, tuple) else ():
-        yield from _in_tuples(Place("item", place, i, item_name(place.name, i)), item)

@@ -4,8 +4,9 @@ Attributes of objects and modules are heard of by hooks (``hooks``); what no hoo
 mentions (``reached``). Containers and attributes are copied when they are met, so that what the function wrote can be
 found and undone (``effects``).
 
-It is one object in six parts, each a class that knows those before it: what is known (``found``), what values bring
-along (``reached``), what code names (``mentioned``), what is assumed, unwatched, and asked of loggers.
+It is one object in seven parts, each a class that knows those before it: what is known (``found``), where it lives
+(``homes``), what values bring along (``reached``), what code names (``mentioned``), what is assumed, unwatched, and
+asked of loggers.
 """
 
 from __future__ import annotations
