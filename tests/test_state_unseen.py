@@ -5,6 +5,7 @@ test.
 """
 
 import pytest
+import torch
 from test_state_mended import run
 
 import funcgrad as fg
@@ -104,3 +105,61 @@ def test_views_of_dicts():
         "of a class": ("class C: k = 1\nv = vars(C).keys()\ndef f(x): return x * len(v)", "call(); C.l = 5.0; call()"),
     }
     check(**views)
+
+
+ADDED = {
+    "__bool__": ("2 if a else 1", "lambda s: False"),
+    "__len__": ("2 if a else 1", "lambda s: 0"),
+    "__call__": ("2 if callable(a) else 1", "lambda s: 1"),
+    "__eq__": ("2 if a == 3 else 1", "lambda s, o: True"),
+    "__getattr__": ("getattr(a, 'lr', 1)", "lambda s, n: 5"),
+    "__radd__": ("g(lambda: 1 + a)", "lambda s, o: 5"),
+    "__iter__": ("g(lambda: sum(a))", "lambda s: iter([1, 2])"),
+    "__contains__": ("g(lambda: 7 if 3 in a else 6)", "lambda s, o: True"),
+    "__float__": ("g(lambda: float(a))", "lambda s: 3.0"),
+    "__getattribute__": ("g(lambda: a.lr)", "lambda s, n: 5 if n == 'lr' else object.__getattribute__(s, n)"),
+}
+G = "def g(h):\n    try: return h()\n    except (TypeError, AttributeError): return 1\n"
+
+
+def test_special_methods_that_are_added():
+    for method, (use, code) in ADDED.items():
+        steps = f"call(); A.{method} = {code}; call(); A.{method} = None; del A.{method}; call(); B.{method} = {code}; call(); del B.{method}"
+        of = {
+            kind: f"{G}class B({kind}): pass\nclass A(B): pass\na = A()\ndef f(x): return x * {{}}"
+            for kind in ("", "Exception")
+        }
+        check(**{f"{method} {kind}": (source.format(use), steps) for kind, source in of.items()})
+    of_class = f"{G}class M(type): pass\nclass A(metaclass=M): pass\ndef f(x): return x * (2 if A else 1)"
+    check(meta=(of_class, "call(); M.__bool__ = lambda s: False; call(); M.k = 1; call()"))
+
+
+def test_special_methods_of_modules():
+    called = "call(); old = {0}.__call__; {0}.__call__ = lambda s, x: old(s, x) * 10; call(); {1}; call()"
+    add, back = (
+        "class M(nn.Linear):\n    def forward(self, x): return x * getattr(self, 'scale', 1.0)\nm = M(1, 1)\ndef f(x): return m(x)",
+        "{0}.__call__ = old",
+    )
+    try:
+        check(
+            of_all=(add, called.format("nn.Module", back.format("nn.Module"))),
+            of_torch=(add, called.format("nn.Linear", "del nn.Linear.__call__")),
+            own=(add, called.format("M", "del M.__call__")),
+        )
+    finally:
+        assert "__call__" not in vars(torch.nn.Linear)
+    more = "call(); M.__getattr__ = lambda s, n: 5.0 if n == 'scale' else nn.Module.__getattr__(s, n); call()"
+    check(asked=(add, more))
+
+
+def test_what_else_a_class_is_given_costs_no_program():
+    class A:
+        pass
+
+    a = A()
+    compiled = fg.jit(lambda x: x * 2 if a else x, backend="aten")
+    for name in ("k", "l", "__slotnames__"):
+        compiled(torch.ones(1))
+        setattr(A, name, ["m"])
+    compiled(torch.ones(1))
+    assert compiled.cache_info().misses == 1

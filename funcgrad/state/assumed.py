@@ -142,6 +142,8 @@ class Assumed(Mentioned):
         for held in [held for held in self.met.values() if is_buffer(held.container)]:
             if id(held.container) in self.replaced or not self.only_grows(held.container):
                 self._guard(Guard.contents(held.container, held.before, held.name))
+        if self.special:
+            self._guards["special"] = Guard.special(self.special)
         self._guard_unchanged(said)
         for key, places in self._places.items():
             if (key in self.written and key in self.met) or key in self.moved:  # it must be the very container

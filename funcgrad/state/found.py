@@ -47,6 +47,7 @@ class Found:
         self.globals: dict[tuple[int, str], tuple[Place, Any]] = {}
         self.cells: dict[int, tuple[Place, Any]] = {}
         self.classes: dict[type, dict[str, Any]] = {}
+        self.special: dict[type, frozenset[str]] = {}  # the names of the special methods of classes
         self._having: dict[str, list[type]] = {}
         """The classes that have a member of this name themselves."""
         self.slots: dict[tuple[int, str], tuple[Place, Any]] = {}
@@ -74,8 +75,7 @@ class Found:
         self._of_everybody = global_generators()
         self._direct: set[type] = set()
         """Classes that are reached as values themselves."""
-        self._making: set[type] = set()
-        """Those of which objects may be made."""
+        self._making: set[type] = set()  # those of which objects may be made
         self._used: set[str] = set()
         self._looked_at: set[str] = set()
         """Names that code uses, and those that it looks at."""
@@ -134,6 +134,7 @@ class Found:
             self.globals,
             self.cells,
             self.classes,
+            self.special,
             self._having,
             self.slots,
         ):

@@ -19,6 +19,7 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from .buffers import held_by, holds, is_buffer
+from .hooks import length_unhooked, special_names
 from .places import MISSING, Constant, Place
 from .renamed import original
 from .values import (
@@ -46,6 +47,7 @@ _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
     "buffer": lambda was, now: holds(now, was),
     "members": lambda was, now: like_entries(was, members_said(now)),
     "registry": lambda was, now: was == _registered_with(now),
+    "special": lambda was, now: was == _special_names_of(now),
     "like items": like_items,
     "like entries": like_entries,
     "tensor": lambda was, now: was() is now,
@@ -71,10 +73,15 @@ def _registered_with(kind: type) -> frozenset[Any]:
     return frozenset(abc._get_dump(kind)[0])  # type: ignore[attr-defined]
 
 
+def _special_names_of(kinds: tuple[type, ...]) -> tuple[frozenset[str], ...]:
+    return tuple(map(special_names, kinds))
+
+
 _COMPARED_AS: dict[str, Callable[[Any], Any]] = {
     "buffer": held_by,
     "members": members_said,
     "registry": _registered_with,
+    "special": _special_names_of,
     "fixed": lambda now: now,
 }
 """What is compared where that is not the object itself."""
@@ -116,6 +123,13 @@ class Guard:
             _registered_with(kind),
             "registry",
         )
+
+    @staticmethod
+    def special(kinds: Mapping[type, frozenset[str]]) -> Guard:
+        """That classes define no more special methods than these: most are looked up by what stands nowhere in code."""
+        names = ", ".join(kind.__name__ for kind in kinds)
+        place = Place("itself", tuple(kinds), "special", f"special methods of {names}")
+        return Guard(place, tuple(kinds.values()), "special")
 
     @staticmethod
     def absent(place: Place) -> Guard:
@@ -185,6 +199,11 @@ class Guard:
             return " or ".join(f"{now} is {'not ' * (self.how == 'one')}{place.look(constant)}" for place in self.value)
         if self.how in ("equal", "fixed"):
             return f"{now} is not {value} and not {constant(same)}({value}, {now})"
+        if self.how == "special":  # how many members they have says it nearly always, in a tenth of the time
+            kinds = self.place.owner
+            held = f"sum(map(len, {constant(tuple(kind.__dict__ for kind in kinds))}))"
+            differs = f"not {constant(_COMPARED[self.how])}({value}, {now})"
+            return f"{held} != {sum(map(length_unhooked, kinds))} and {differs}"
         if self.how in _CONTENTS and not len(self.value) and says_what_it_holds(self.place._held()):
             return now
         return f"not {constant(_COMPARED[self.how])}({value}, {now})"
@@ -202,6 +221,9 @@ class Guard:
         if self.how in ("tensor", "one", "apart"):
             return "is another tensor"
         now = self.place.read()
+        if self.how == "special":
+            others = [(k, was ^ special_names(k)) for k, was in zip(now, self.value, strict=True)]
+            return f"were others: {', '.join(f'{k.__name__}.{name}' for k, own in others for name in sorted(own))}"
         if self.how in ("a tensor", "shape", "present"):
             return f"is {_shown(now)}"
         was, now = _shown(self.value), _shown(_COMPARED_AS[self.how](now) if self.how in _COMPARED_AS else now)

@@ -123,6 +123,22 @@ def unhooked(kind: type) -> Any:
     return _hooked[kind][1] if kind in _hooked else own
 
 
+def special_names(kind: type) -> frozenset[str]:
+    """The special methods, and other descriptors and functions of such names, that a class has itself."""
+    own = [name for name, member in list(kind.__dict__.items()) if name.startswith("__") and _is_special(member)]
+    return frozenset(own) - (frozenset() if isinstance(unhooked(kind), types.FunctionType) else {"__getattribute__"})
+
+
+def _is_special(member: Any) -> bool:
+    """Not what is kept there: ``__slotnames__``, ``__annotations__``. None forbids what a base does."""
+    return member is None or callable(member) or hasattr(type(member), "__get__")
+
+
+def length_unhooked(kind: type) -> int:
+    """How many members a class has itself."""
+    return len(kind.__dict__) - (kind in _hooked and _hooked[kind][1] is MISSING)
+
+
 def unhook(kind: type) -> None:
     """Let go of a class."""
     with _lock:

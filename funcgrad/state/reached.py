@@ -31,7 +31,7 @@ from .caches import Cache, results_of
 from .found import Found
 from .guards import Guard, Met, members_said
 from .homes import Homes
-from .hooks import can_be_hooked, hook, says_what_it_has
+from .hooks import can_be_hooked, hook, says_what_it_has, special_names
 from .impure import GENERATORS, Generator, is_iterator, levels_of, refuse_iterator
 from .names import (
     CONSTRUCTORS,
@@ -42,6 +42,7 @@ from .names import (
     attributes_of,
     is_installed,
     is_library,
+    is_of_trace,
     item_name,
     joined,
     members_of,
@@ -266,6 +267,7 @@ class Reached(Homes):
             if not is_library(c) and c not in self.classes:
                 self.classes[c] = members_said(c)
                 if not is_installed(c):
+                    self.special[c] = special_names(c)
                     self._guard(Guard.of(Place("slot", c, "__bases__", f"{c.__name__}.__bases__"), c.__bases__))
                 for member in c.__dict__:
                     self._having.setdefault(member, []).append(c)
@@ -385,6 +387,9 @@ class Reached(Homes):
         if self._is_closed or not can_be_hooked(kind) or (held := hook(kind)) is None:
             if own is not None and package_of(kind) != "torch":
                 self._namespace(value, name)
+            if not is_library(kind):
+                self._class(kind, name)
+                self._special_methods(kind)
             return
         self._hooks.append(held)
         if own is not None:
@@ -394,6 +399,7 @@ class Reached(Homes):
             self.slots.setdefault((id(value), slot), (place, place.read()))
         self._class(kind, name)
         if isinstance(value, torch.nn.Module):
+            self._special_of_modules(kind)
             for table in HOOK_TABLES:
                 self._container(value.__dict__[table], joined(name, table))
             for table, hooks in HOOKS_OF_ALL_MODULES.items():
@@ -402,10 +408,24 @@ class Reached(Homes):
             for table in TABLES:  # written to by what no hook hears of
                 if (held_there := value.__dict__.get(table)) is not None:
                     self.met.setdefault(id(held_there), Met(held_there, dict(held_there), joined(name, table)))
+        self._special_methods(kind)
+
+    def _special_methods(self, kind: type) -> None:
+        """What runs for an object where no code mentions it."""
         for c in kind.__mro__:
             for method, function in special_methods_of(c) if not is_library(c) else ():
                 if method not in CONSTRUCTORS and not (method in _OF_ATTRIBUTES and is_installed(c)):
                     self._special_method(c, method, function)
+
+    def _special_of_modules(self, kind: type) -> None:
+        """What calls modules, and finds their parameters, may be replaced for all of them."""
+        for c in kind.__mro__[: kind.__mro__.index(torch.nn.Module) + 1]:
+            if is_library(c):
+                self.special.setdefault(c, special_names(c))
+        for method in ("__call__", "__getattr__"):
+            place = Place.on_class(torch.nn.Module, method)
+            if not is_of_trace(place.read()):
+                self._value(place, place.read())
 
     def _of_closed(self, value: Any, own: dict[str, Any], name: str, said: Set[str]) -> None:
         """What code asks by its name of an object into which nobody looks, and what the caller has put there."""

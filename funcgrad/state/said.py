@@ -22,4 +22,4 @@ def is_read(guard: Guard) -> bool:
     if place.kind == "slot":  # not the derivatives that an opaque call was given
         is_derivative = package(module_of(type(place.owner))) == "funcgrad" and not isinstance(place.owner, Setting)
         return not place.key.startswith("__") and not is_derivative
-    return place.kind != "type"
+    return place.kind != "type" and guard.how != "special"
