@@ -163,3 +163,44 @@ def test_what_else_a_class_is_given_costs_no_program():
         setattr(A, name, ["m"])
     compiled(torch.ones(1))
     assert compiled.cache_info().misses == 1
+
+
+def test_what_an_autograd_function_does_that_is_replaced():
+    class Base(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * 2
+
+    class Own(Base):
+        pass
+
+    def values(apply, between=lambda: None):
+        x = torch.ones(1, requires_grad=True)
+        y = apply(x)
+        between()
+        y.backward()
+        return y.item(), x.grad.item()
+
+    def of(kind, name, by, *how):
+        return lambda: setattr(kind, name, staticmethod(lambda ctx, v: v * by))
+
+    changes = [of(Base, "backward", 7), of(Own, "forward", 5), of(Own, "backward", 3), of(Own, "forward", 4)]
+
+    def f(x):
+        return Own.apply(x)
+
+    compiled = fg.jit(f, backend="aten")
+    assert values(compiled) == values(f) == (2, 2)
+    for change in changes:
+        change()
+        assert values(compiled) == values(f)
+    later = of(Own, "backward", 11)
+    assert values(compiled, later) == (4, 11)
+    assert values(compiled) == values(f)
+    Own.setup_context = staticmethod(lambda ctx, inputs, output: None)
+    Own.forward = staticmethod(lambda x: x * 9)
+    assert values(compiled) == values(f) == (9, 11)

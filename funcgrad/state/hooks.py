@@ -123,9 +123,14 @@ def unhooked(kind: type) -> Any:
     return _hooked[kind][1] if kind in _hooked else own
 
 
+APPLIED = ("forward", "backward", "setup_context", "vmap", "jvp")
+"""What torch calls of an ``autograd.Function`` where it is applied."""
+
+
 def special_names(kind: type) -> frozenset[str]:
     """The special methods, and other descriptors and functions of such names, that a class has itself."""
     own = [name for name, member in list(kind.__dict__.items()) if name.startswith("__") and _is_special(member)]
+    own += [name for name in APPLIED if name in kind.__dict__ and issubclass(kind, torch.autograd.Function)]
     return frozenset(own) - (frozenset() if isinstance(unhooked(kind), types.FunctionType) else {"__getattribute__"})
 
 

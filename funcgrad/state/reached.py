@@ -31,7 +31,7 @@ from .caches import Cache, results_of
 from .found import Found
 from .guards import Guard, Met, members_said
 from .homes import Homes
-from .hooks import can_be_hooked, hook, says_what_it_has, special_names
+from .hooks import APPLIED, can_be_hooked, hook, says_what_it_has, special_names
 from .impure import GENERATORS, Generator, is_iterator, levels_of, refuse_iterator
 from .names import (
     CONSTRUCTORS,
@@ -40,6 +40,7 @@ from .names import (
     asked_by_properties,
     assigned_by,
     attributes_of,
+    found_on,
     is_installed,
     is_library,
     is_of_trace,
@@ -274,7 +275,10 @@ class Reached(Homes):
                 self._members_of(c, self._said)
                 self._made(c)
         if not is_library(kind) and issubclass(kind, torch.autograd.Function):
-            for method in ("forward", "backward", "setup_context", "vmap", "jvp"):
+            for method in APPLIED:
+                c, defined = found_on(kind, method)
+                if c is not None and not (is_library(c) or is_installed(c)):
+                    self._guard(Guard.of(Place.on_class(c, method), defined))
                 self.see(getattr(kind, method), f"{kind.__name__}.{method}")
 
     def _class_itself(self, kind: type, name: str) -> None:
