@@ -204,3 +204,57 @@ def test_what_an_autograd_function_does_that_is_replaced():
     Own.setup_context = staticmethod(lambda ctx, inputs, output: None)
     Own.forward = staticmethod(lambda x: x * 9)
     assert values(compiled) == values(f) == (9, 11)
+
+
+BESIDES = {
+    "IntEnum": "class K(enum.IntEnum): A = 1\no = K.A",
+    "a text that is an enum": "class K(str, enum.Enum): A = 'a'\no = K.A",
+    "float": "class P(float): pass\no = P(1.0)",
+    "int in a list": "class P(int): pass\no = P(1)\nheld = [o]",
+    "str": "class P(str): pass\no = P('a')",
+    "bytes": "class P(bytes): pass\no = P(b'a')",
+    "complex": "class P(complex): pass\no = P(1)",
+    "np.float64": "class P(np.float64): pass\no = P(1)",
+    "partial": "o = functools.partial(int)",
+    "partial of the caller's": "class P(functools.partial): pass\no = P(int)",
+    "lru_cache": "@functools.lru_cache\ndef o(n): return n",
+    "LoggerAdapter": "import logging\no = logging.LoggerAdapter(logging.getLogger('funcgrad_test'))",
+    "ndarray": "class A(np.ndarray): pass\no = np.ones(3).view(A)",
+    "OrderedDict": "o = collections.OrderedDict(a=1)",
+    "Counter": "o = collections.Counter(a=1)",
+    "deque": "class D(collections.deque): pass\no = D([1])",
+    "an error": "o = ValueError()",
+    "an error of the caller's": "class E(ValueError): pass\no = E()",
+    "a set": "class D(set): pass\no = D([1])",
+    "a list": "class L(list): pass\no = L([1])",
+}
+
+
+@pytest.mark.parametrize("case", BESIDES)
+def test_what_objects_were_given_besides_what_they_are(case):
+    made = BESIDES[case] + "\no.n = 0; o.k = 1.0\n"
+    check(
+        read=(made + "def f(x): return x * o.k", "call(); o.k = 5.0; call(); del o.k; call()"),
+        written=(
+            made + "def f(x):\n    o.n += 1\n    return x * o.n",
+            "call(); call(); call(); o.n = 7; call(); x = o.n",
+        ),
+        stored=(made + "def f(x):\n    o.last = x\n    return x * o.n", "call(); call(); x = o.last"),
+    )
+    if case != "LoggerAdapter":  # into which nobody looks
+        check(asked=(made + "def f(x): return x * getattr(o, 'l', 1.0)", "call(); o.l = 5.0; call()"))
+
+
+def test_what_classes_say_whose_objects_are_plain_values():
+    source = "class P({}):\n    k = 1.0\n    def m(self): return self.k\nclass Q(P): pass\no = Q({})\n"
+    script = "call(); P.k = 5.0; call(); P.m = lambda self: 7.0; call(); Q.m = lambda self: 9.0; call()"
+    for kind, given in {"float": "1.0", "int": "1", "str": "'a'", "ValueError": "2", "np.float64": "1"}.items():
+        check(**{kind: (source.format(kind, given) + "def f(x): return x * o.k * o.m()", script)})
+
+
+def test_a_function_that_counts_its_calls_and_keeps_results():
+    counts = "@functools.lru_cache\ndef g(n):\n    g.calls += 1\n    return n\ng.calls = 0\n"
+    use = "def f(x): return x * g(2) * g.calls"
+    check(filled=(counts + "g(2)\n" + use, "call(); call(); g(3); call(); n = g.calls"))
+    with pytest.raises(fg.ImpureFunctionError, match=r"g\.calls"):
+        run(counts + use, "call()", lambda f: fg.jit(f, backend="aten"))

@@ -23,6 +23,8 @@ class Found:
     _ran: set[types.CodeType] | None = None
     """What code ran; None: nobody noted it."""
     _is_closed = _is_in_backward = False
+    _sets: frozenset[str] = frozenset()
+    """The attributes that code writes to which was reached."""
     grew_as_may_be_read = False
     """Whether a list has more items than before, which code reads that was reached, and need not have run."""
 

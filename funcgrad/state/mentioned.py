@@ -149,6 +149,7 @@ class Mentioned(Reached):
         self._functions.append(function)
         new = (said.attributes | said.strings | said.assigned) - self._said  # setters and deleters run, too
         self._said |= new
+        self._sets |= said.assigned | (said.strings if said.set_by_name else frozenset())
         self._names_at_will |= said.by_name or said.set_by_name
         for owner, called in self._flags.values():
             self._flags_of(owner, called, new)

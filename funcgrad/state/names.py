@@ -203,8 +203,9 @@ def asked_by_properties(kind: type, names: Set[str]) -> frozenset[str]:
 
 
 def slots_of(kind: type) -> list[str]:
-    """The attributes of a class's instances that no dict holds."""
-    held = [(name, value) for c in kind.__mro__ for name, value in c.__dict__.items() if name != "__dict__"]
+    """The attributes of a class's instances that no dict holds; those of C types are read alone (``complex.real``)."""
+    own = [c for c in kind.__mro__ if c.__flags__ & HEAP_TYPE]
+    held = [(name, value) for c in own for name, value in c.__dict__.items() if name != "__dict__"]
     return [name for name, value in held if isinstance(value, types.MemberDescriptorType)]
 
 

@@ -147,9 +147,9 @@ class Reached(Homes):
             if not is_traced(value):
                 self._meet_attributes(value, name)
             return
-        if isinstance(value, (*PLAIN, *TORCH_PLAIN, np.generic, SymFloat, SymInt, Found)):
+        if type(value) in PLAIN or isinstance(value, (*TORCH_PLAIN, SymFloat, SymInt, Found)):
             return
-        if isinstance(value, enum.Enum) and is_library(type(value)):
+        if isinstance(value, (*PLAIN, np.generic, enum.Enum)) and is_library(type(value)):
             return
         if id(value) in self._known:
             self._named_also(value, name, ())
@@ -209,6 +209,7 @@ class Reached(Homes):
     def _cache(self, cache: Any, name: str) -> None:
         """A function that keeps its results: those of the trace are no others'."""
         self.caches.append(Cache.of(cache, name))
+        self._besides(cache, name)
         self.see(cache.__wrapped__, name)
         for result in results_of(cache):
             self.see(result, f"{name}()")
@@ -262,6 +263,7 @@ class Reached(Homes):
         self._value(Place("slot", partial, "args", joined(name or "partial", "args")), partial.args)
         self._container(partial.keywords, joined(name, "keywords"))
         self.whole.add(id(partial.keywords))
+        self._besides(partial, name)
 
     def _class(self, kind: type, name: str) -> None:
         for c in [*kind.__mro__, *type(kind).__mro__]:  # type: ignore[misc]
@@ -327,6 +329,8 @@ class Reached(Homes):
         if array.dtype != object:
             self.met[id(array)] = Met(array, array.copy(), name)
             self._guard(Guard.contents(array, self.met[id(array)].before, name))
+        if type(array) is not np.ndarray:
+            self._besides(array, name)
 
     def _buffer(self, buffer: Any, name: str) -> None:
         if not is_buffer(buffer):
@@ -363,7 +367,7 @@ class Reached(Homes):
         self._container(container, name)
         if isinstance(container, collections.defaultdict):
             self._factory(container, name)
-        if package_of(type(container)) not in ("builtins", "collections"):
+        if package_of(type(container)) not in ("builtins", "collections") or attributes_of(container) is not None:
             self._instance(container, name)
 
     def _instance(self, value: Any, name: str) -> None:
@@ -389,11 +393,8 @@ class Reached(Homes):
         if not is_library(kind) or isinstance(value, torch.nn.Module):
             self._guard(Guard(Place("type", value, None, f"type of {name or kind.__name__}"), kind, "is"))
         if self._is_closed or not can_be_hooked(kind) or (held := hook(kind)) is None:
-            if own is not None and package_of(kind) != "torch":
-                self._namespace(value, name)
-            if not is_library(kind):
-                self._class(kind, name)
-                self._special_methods(kind)
+            if package_of(kind) != "torch":
+                self._besides(value, name)
             return
         self._hooks.append(held)
         if own is not None:
@@ -413,6 +414,14 @@ class Reached(Homes):
                 if (held_there := value.__dict__.get(table)) is not None:
                     self.met.setdefault(id(held_there), Met(held_there, dict(held_there), joined(name, table)))
         self._special_methods(kind)
+
+    def _besides(self, value: Any, name: str) -> None:
+        """What an object, of whose attributes no hook hears, was given besides what it is, and what its class says."""
+        if attributes_of(value) is not None:
+            self._namespace(value, name)
+        if not is_library(kind := type(value)):
+            self._class(kind, name)
+            self._special_methods(kind)
 
     def _special_methods(self, kind: type) -> None:
         """What runs for an object where no code mentions it."""
@@ -435,6 +444,10 @@ class Reached(Homes):
         """What code asks by its name of an object into which nobody looks, and what the caller has put there."""
         made = assigned_by(type(value), frozenset(CONSTRUCTORS))
         by_properties = asked_by_properties(type(value), said)
+        for attribute in (said & self._sets) - own.keys() - made:
+            self.slots.setdefault(
+                (id(own), attribute), (Place("item", own, attribute, joined(name, attribute)), MISSING)
+            )
         for attribute in own.keys() & (said | by_properties):
             place = Place("item", own, attribute, joined(name, attribute))
             if attribute in made:

@@ -21,7 +21,8 @@ def is_plain(value: Any) -> bool:
     """Whether a value is immutable and known by what it is equal to, not by which object it is."""
     return (
         type(value) in PLAIN
-        or isinstance(value, (*TORCH_PLAIN, np.generic))
+        or isinstance(value, TORCH_PLAIN)
+        or (isinstance(value, np.generic) and not getattr(value, "__dict__", None))
         or (type(value) in (tuple, frozenset) and all(map(is_plain, value)))
     )
 
