@@ -258,3 +258,13 @@ def test_a_function_that_counts_its_calls_and_keeps_results():
     check(filled=(counts + "g(2)\n" + use, "call(); call(); g(3); call(); n = g.calls"))
     with pytest.raises(fg.ImpureFunctionError, match=r"g\.calls"):
         run(counts + use, "call()", lambda f: fg.jit(f, backend="aten"))
+
+
+def test_how_much_a_deque_takes_that_is_replaced():
+    steps = "; ".join(f"st.d = D([1.0], maxlen={n}); call(); call()" for n in (2, 3, 9, 5, None, 3))
+    source = "{}\nst = types.SimpleNamespace(d=D([1.0], maxlen=1))\n"
+    kinds = {"deque": "D = collections.deque", "own": "class D(collections.deque): pass"}
+    for kind, made in kinds.items():
+        check(**{kind: (source.format(made) + "def f(x): return x * (st.d.maxlen or 7)", f"call(); {steps}")})
+    adds = "def f(x):\n    st.d.append(2)\n    return x * len(st.d)"
+    check(full=(source.format(kinds["deque"]) + adds, f"call(); {steps}"))

@@ -59,6 +59,8 @@ def may_be_another(was: Any, now: Any) -> bool:
     kind = type(was)
     if was is now or kind is not type(now):
         return False
+    if isinstance(was, collections.deque) and was.maxlen != now.maxlen:  # nobody can change that, so nothing guards it
+        return False
     if kind in _CONTAINERS:
         return True
     if issubclass(kind, tuple):  # those of plain values are compared as they are
@@ -282,6 +284,8 @@ class Brought:
             if isinstance(own.at, Place):
                 yield f"{variable} = {own.at.look(constant)}"
             yield f"if type({variable}) is not {constant(type(value))}: {otherwise}"
+            if isinstance(value, collections.deque):
+                yield f"if {variable}.maxlen != {value.maxlen}: {otherwise}"
             if isinstance(value, types.FunctionType):
                 yield f"if {constant(_made_of)}({variable}) != {constant(_made_of(value))}: {otherwise}"
             if isinstance(value, weakref.ReferenceType):
