@@ -268,3 +268,42 @@ def test_how_much_a_deque_takes_that_is_replaced():
         check(**{kind: (source.format(made) + "def f(x): return x * (st.d.maxlen or 7)", f"call(); {steps}")})
     adds = "def f(x):\n    st.d.append(2)\n    return x * len(st.d)"
     check(full=(source.format(kinds["deque"]) + adds, f"call(); {steps}"))
+
+
+def test_what_is_asked_of_objects_of_python_s_own():
+    texts = "call(); {0}.__name__ = 'hhhhh'; {0}.__doc__ = 'aaaa'; {0}.__qualname__ = 'A.hhh'; call()"
+    asks = "def f(x): return x * len({0}.__name__) * len({0}.__doc__) * len({0}.__qualname__)"
+    check(
+        function=("def h(): 'a'\n" + asks.format("h"), texts.format("h")),
+        of_class=("class A: 'a'\n" + asks.format("A"), texts.format("A")),
+        args=("e = ValueError(2.0)\ndef f(x): return x * e.args[0]", "call(); e.args = (5.0,); call()"),
+        args_written=(
+            "e = ValueError(2.0)\ndef f(x):\n    e.args = (e.args[0] + 1,)\n    return x * e.args[0]",
+            "call(); call(); call()",
+        ),
+        objects=("a = np.array([1, None], dtype=object)\ndef f(x): return x * a[0]", "call(); a[0] = 5; call()"),
+        of_objects=(
+            "c = Config(); a = np.array([[c]], dtype=object)\ndef f(x): return x * a[0, 0].lr",
+            "call(); c.lr = 5.0; call(); a = 0",
+        ),
+        of_dir=("class A: pass\na = A()\ndef f(x): return x * ('k' in dir(a))", "call(); A.k = 1; call()"),
+    )
+
+
+def test_what_is_written_to_an_array_of_objects_is_refused_by_name():
+    for item in ("x", "7"):
+        source = f"a = np.array([1, None], dtype=object)\ndef f(x):\n    a[0] = {item}\n    return x * 2"
+        with pytest.raises(fg.MutationError, match="an item of an array of objects"):
+            run(source, "call()", lambda f: fg.jit(f, backend="aten"))
+
+
+def test_memory_of_c_is_named():
+    for made, use in (
+        ("ctypes.c_double(1)", "v.value"),
+        ("multiprocessing.Value('d', 1)", "v.value"),
+        ("(ctypes.c_int * 2)(1, 2)", "v[0]"),
+        ("type('S', (ctypes.Structure,), {'_fields_': [('a', ctypes.c_int)]})(1)", "v.a"),
+    ):
+        source = f"import ctypes, multiprocessing\nv = {made}\ndef f(x): return x * {use}"
+        with pytest.warns(fg.UnwatchedStateWarning, match=r"v.* cannot be watched"):
+            run(source, "call()", lambda f: fg.jit(f, backend="aten"))

@@ -11,6 +11,7 @@ import operator
 import sys
 import types
 from collections.abc import Sequence, Set
+from itertools import pairwise
 from typing import Any
 
 from attrs import evolve
@@ -49,6 +50,7 @@ _FIRST = {"appendleft", "extendleft", "insert"}
 """Methods that put items before those that are there."""
 _READS = {"getvalue", "getbuffer", "read", "readline", "readlines", "seek", "tell", "truncate"}
 """Methods that tell what a stream holds, or change it."""
+_TEXTS_OF = {"__name__", "__qualname__", "__doc__", "__module__"}
 _MOST_KEPT = 64
 """Results of a ``functools.lru_cache`` that are watched."""
 
@@ -134,7 +136,7 @@ class Assumed(Mentioned):
             for kind in kinds:
                 as_value = of_types or kind in self._direct
                 self._guard_class(kind, names, by_name if as_value else set())
-                if lists and as_value and not is_installed(kind):
+                if lists and (as_value or "dir" in own.globals) and not is_installed(kind):
                     self._guard_members(kind)
         self._guard_not_imported()
         self._guard_no_items_of_logs()
@@ -142,6 +144,7 @@ class Assumed(Mentioned):
         for held in [held for held in self.met.values() if is_buffer(held.container)]:
             if id(held.container) in self.replaced or not self.only_grows(held.container):
                 self._guard(Guard.contents(held.container, held.before, held.name))
+        self._guard_names(own)
         if self.special:
             self._guards["special"] = Guard.special(self.special)
         self._guard_unchanged(said)
@@ -157,6 +160,16 @@ class Assumed(Mentioned):
         own = [c for c in self._codes if is_user_file(c.co_filename) or _is_typed_in(c)]
         for name in sorted(set().union(*(mentions(code).imports for code in own)) - sys.modules.keys()):
             self._guard(Guard.absent(Place("item", sys.modules, name, f"sys.modules[{name!r}]")))
+
+    def _guard_names(self, own: Mentions) -> None:
+        """What functions and classes are called, and say of themselves, where code asks for it by their names."""
+        asked = [pair for chain in own.chains for pair in pairwise(chain) if pair[1] in _TEXTS_OF]
+        for value in self._known.values() if asked else ():
+            if isinstance(value, (types.FunctionType, type)):
+                names = {taken_apart(name)[0] for name in self._names[id(value)]}
+                for attribute in {attribute for of, attribute in asked if of in names}:
+                    place = Place("slot", value, attribute, joined(self._name(value), attribute))
+                    self._guard(Guard.of(place, place.read()))
 
     @property
     def compares_identities(self) -> bool:

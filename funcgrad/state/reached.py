@@ -52,6 +52,7 @@ from .names import (
     special_methods_of,
     taken_apart,
 )
+from .not_looked_into import CLOSED, HOLD_STATE, NOT_WATCHED, OF_ATTRIBUTES, WEAK, WRITES, is_inert
 from .output import keeps
 from .places import MISSING, Place
 from .settings import DECIMALS
@@ -67,19 +68,6 @@ C_FUNCTIONS = (
     types.MethodWrapperType,
     types.MethodDescriptorType,
     types.WrapperDescriptorType,
-)
-_OF_ATTRIBUTES = {"__getattribute__", "__setattr__", "__getstate__", "__setstate__", "__reduce__", "__reduce_ex__"}
-"""Special methods that run without being mentioned: for each attribute, and where objects are copied. Those of
-installed packages read nothing that changes."""
-
-
-_WEAK = (
-    "reads {}, a weak reference: what it refers to lives as long as what was compiled. Let it refer to what lives "
-    "longer, or pass that as an argument"
-)
-_WRITES = (
-    "writes to a stream by {}, which was taken from it: done while the function is traced, not on each call. Print, or "
-    "ask the stream for it inside (sys.stdout.write)"
 )
 
 
@@ -173,7 +161,7 @@ class Reached(Homes):
             self._namespace(value, name)
         elif hasattr(value, "__wrapped__"):
             self.see(value.__wrapped__, name)
-        elif not isinstance(value, C_FUNCTIONS) and not _is_inert(type(value)):
+        elif not isinstance(value, C_FUNCTIONS) and not is_inert(type(value)):
             self.unwatched[id(value)] = value, name
 
     def _named_also(self, value: Any, name: str, above: tuple[Any, ...]) -> None:
@@ -221,13 +209,13 @@ class Reached(Homes):
         if (value := reference()) is not None:
             self.see(value, f"{name}()")
             if not isinstance(value, (Tensor, type, types.FunctionType, types.ModuleType)):
-                self.told[name.partition("[")[0]] = _WEAK
+                self.told[name.partition("[")[0]] = WEAK
 
     def _proxy_of(self, proxy: Any, name: str) -> None:
         """What a ``weakref.proxy`` leads to."""
         with contextlib.suppress(ReferenceError, AttributeError):
             self.see(proxy.__repr__.__self__, name)
-            self.told[name] = _WEAK
+            self.told[name] = WEAK
 
     def _memory(self, view: memoryview, name: str) -> None:
         """A view of what something else holds."""
@@ -253,7 +241,7 @@ class Reached(Homes):
             raise refusals.KNOWS_OLD_METHOD(name, where=name)
         stream = method.__self__ if isinstance(method.__self__, io.IOBase) else None
         if stream is not None and not is_buffer(stream) and method.__name__ == "write":
-            self.told[name] = _WRITES
+            self.told[name] = WRITES
         of_class = isinstance(method.__self__, type) and not issubclass(method.__self__, torch.autograd.Function)
         if not (of_class or isinstance(method.__self__, types.ModuleType)):  # apply, in torch 2.15
             self._value(Place("slot", method, "__self__", name.removesuffix(f".{method.__name__}")), method.__self__)
@@ -326,11 +314,25 @@ class Reached(Homes):
             self.see(member, f"{kind.__name__}.{name}")
 
     def _array(self, array: np.ndarray[Any, Any], name: str) -> None:
-        if array.dtype != object:
-            self.met[id(array)] = Met(array, array.copy(), name)
-            self._guard(Guard.contents(array, self.met[id(array)].before, name))
+        """Of an array of objects it is compared which ones they are."""
+        if array.size > AT_MOST and array.dtype.hasobject:
+            self.unwatched[id(array)] = array, name
+            return
+        self.met[id(array)] = Met(array, array.copy(), name)
+        self._guard(Guard.contents(array, self.met[id(array)].before, name))
+        for at, item in np.ndenumerate(array) if array.dtype == object else ():
+            self.see(item, item_name(name, at[0] if len(at) == 1 else at))
         if type(array) is not np.ndarray:
             self._besides(array, name)
+
+    def _error(self, error: BaseException, name: str) -> None:
+        self._instance(error, name)
+        place = Place("slot", error, "args", joined(name, "args"))
+        self.slots.setdefault((id(error), "args"), (place, error.args))
+        self._value(place, error.args)
+
+    def _not_watched(self, value: Any, name: str) -> None:
+        self.unwatched[id(value)] = value, name
 
     def _buffer(self, buffer: Any, name: str) -> None:
         if not is_buffer(buffer):
@@ -372,7 +374,7 @@ class Reached(Homes):
 
     def _instance(self, value: Any, name: str) -> None:
         kind = type(value)
-        if package_of(kind) in _CLOSED and kind is not threading.local:
+        if package_of(kind) in CLOSED and kind is not threading.local:
             for place in levels_of(value, name):
                 self._guard(Guard.of_library(place, place.read()))
             if hasattr(value, "__wrapped__"):  # a compiled function: what is in it is inlined
@@ -384,7 +386,7 @@ class Reached(Homes):
                 self._of_closed(value, own, name, self._said)
             return
         own = attributes_of(value)
-        if own is None and kind.__module__ in _HOLD_STATE:
+        if own is None and kind.__module__ in HOLD_STATE:
             self.unwatched[id(value)] = value, name
         is_said = not says_what_it_has(kind) or getattr(value, "__dict__", None) is own
         # it may be another; a threading.local has one for each thread
@@ -427,7 +429,7 @@ class Reached(Homes):
         """What runs for an object where no code mentions it."""
         for c in kind.__mro__:
             for method, function in special_methods_of(c) if not is_library(c) else ():
-                if method not in CONSTRUCTORS and not (method in _OF_ATTRIBUTES and is_installed(c)):
+                if method not in CONSTRUCTORS and not (method in OF_ATTRIBUTES and is_installed(c)):
                     self._special_method(c, method, function)
 
     def _special_of_modules(self, kind: type) -> None:
@@ -492,17 +494,10 @@ class Reached(Homes):
             self.see(value, item_name(name, key))
 
 
-_HOLD_STATE = ("_csv", "_random", "_sqlite3", "_thread", "mmap", "sqlite3", "zlib")
-"""Modules in C whose objects change, and say nothing of it."""
-
-
-def _is_inert(kind: type) -> bool:
-    """C types that hold no state a function could read, or none that changes."""
-    return is_library(kind) and kind.__module__ not in _HOLD_STATE
-
-
 _FOLLOW: tuple[tuple[Any, Callable[[Reached, Any, str], None]], ...] = (
     (weakref.ProxyTypes, Reached._proxy_of),
+    (NOT_WATCHED, Reached._not_watched),
+    (BaseException, Reached._error),
     (types.MethodType, Reached._method),
     (functools.partial, Reached._partial),
     ((types.BuiltinMethodType, types.MethodWrapperType), Reached._bound),
@@ -519,7 +514,3 @@ _FOLLOW: tuple[tuple[Any, Callable[[Reached, Any, str], None]], ...] = (
     (functools._lru_cache_wrapper, Reached._cache),
 )
 """What is looked at of a value, by its type; the first that fits."""
-
-
-_CLOSED = ("contextlib", "funcgrad", "logging", "pathlib", "re", "threading", "_thread")
-"""Modules into whose objects nobody looks: they hold none of the caller's state, or say themselves what they do."""

@@ -210,6 +210,7 @@ class Written:
         elif isinstance(container, np.ndarray):
             if container.tobytes() != before.tobytes():
                 self._watch.written.add(id(container))
+                self._refused += [(met.name, "an item of an array of objects")] * container.dtype.hasobject
                 self.effects.append(Refill(container, met.name, New(LEAF, (container.copy(),))))
                 self._back.append(lambda: refill(container, before))
         elif is_buffer(container):
