@@ -286,6 +286,15 @@ def test_what_is_asked_of_objects_of_python_s_own():
             "c = Config(); a = np.array([[c]], dtype=object)\ndef f(x): return x * a[0, 0].lr",
             "call(); c.lr = 5.0; call(); a = 0",
         ),
+        wrapped=(
+            "@functools.wraps(len)\ndef w(x): return w.__wrapped__(x)\nw.__wrapped__ = lambda x: x\n"
+            "def f(x): return w(x)",
+            "call(); w.__wrapped__ = lambda x: x * 5; call()",
+        ),
+        annotations=(
+            "class A: z: int\ndef f(x): return x * len(A.__annotations__)",
+            "call(); A.__annotations__.update(q=int); call()",
+        ),
         of_dir=("class A: pass\na = A()\ndef f(x): return x * ('k' in dir(a))", "call(); A.k = 1; call()"),
     )
 

@@ -50,7 +50,7 @@ _FIRST = {"appendleft", "extendleft", "insert"}
 """Methods that put items before those that are there."""
 _READS = {"getvalue", "getbuffer", "read", "readline", "readlines", "seek", "tell", "truncate"}
 """Methods that tell what a stream holds, or change it."""
-_TEXTS_OF = {"__name__", "__qualname__", "__doc__", "__module__"}
+_OF_FUNCTIONS = {"__name__", "__qualname__", "__doc__", "__module__", "__wrapped__"}
 _MOST_KEPT = 64
 """Results of a ``functools.lru_cache`` that are watched."""
 
@@ -163,13 +163,14 @@ class Assumed(Mentioned):
 
     def _guard_names(self, own: Mentions) -> None:
         """What functions and classes are called, and say of themselves, where code asks for it by their names."""
-        asked = [pair for chain in own.chains for pair in pairwise(chain) if pair[1] in _TEXTS_OF]
+        asked = [pair for chain in own.chains for pair in pairwise(chain) if pair[1] in _OF_FUNCTIONS]
         for value in self._known.values() if asked else ():
             if isinstance(value, (types.FunctionType, type)):
                 names = {taken_apart(name)[0] for name in self._names[id(value)]}
                 for attribute in {attribute for of, attribute in asked if of in names}:
                     place = Place("slot", value, attribute, joined(self._name(value), attribute))
-                    self._guard(Guard.of(place, place.read()))
+                    if (now := place.read()) is not MISSING:
+                        self._guard(Guard.of(place, now))
 
     @property
     def compares_identities(self) -> bool:
@@ -284,7 +285,7 @@ class Assumed(Mentioned):
         alone. What its metaclass or its bases have, or may be asked for ``by_name``, it must go on to lack."""
         for name in among(names, kind):
             value = kind.__dict__[name]
-            if (name == "__match_args__" or not name.startswith("__")) and (
+            if (name in ("__match_args__", "__annotations__") or not name.startswith("__")) and (
                 is_plain(value) or isinstance(value, CONTAINERS) or not is_installed(kind)
             ):
                 self._value(Place.on_class(kind, name), value)
