@@ -131,6 +131,16 @@ def test_special_methods_that_are_added():
         }
         check(**{f"{method} {kind}": (source.format(use), steps) for kind, source in of.items()})
     of_class = f"{G}class M(type): pass\nclass A(metaclass=M): pass\ndef f(x): return x * (2 if A else 1)"
+    check(
+        property=(
+            "class A: pass\na = A(); a.k = 1.0\ndef f(x): return x * a.k",
+            "call(); A.k = property(lambda s: 5.0); call(); del A.k; call()",
+        ),
+        lacking=(
+            "class M(type): pass\nclass B: pass\nclass A(B, metaclass=M): pass\ndef f(x): return x * getattr(A, 'k', 1.0)",
+            "call(); M.k = 5.0; call(); B.k = 7.0; call(); A.k = 9.0; call()",
+        ),
+    )
     check(meta=(of_class, "call(); M.__bool__ = lambda s: False; call(); M.k = 1; call()"))
 
 
@@ -145,6 +155,13 @@ def test_special_methods_of_modules():
             of_all=(add, called.format("nn.Module", back.format("nn.Module"))),
             of_torch=(add, called.format("nn.Linear", "del nn.Linear.__call__")),
             own=(add, called.format("M", "del M.__call__")),
+            kept=(
+                "class M(nn.Module):\n    def forward(self, x):\n        self.k = 3\n        return x * self.k\nm = M()\n"
+                "def f(x): return m(x)",
+                "call(); old = nn.Module.__setattr__; "
+                "nn.Module.__setattr__ = lambda s, n, v: old(s, n, v * 2 if n == 'k' else v); call(); "
+                "nn.Module.__setattr__ = old; call()",
+            ),
         )
     finally:
         assert "__call__" not in vars(torch.nn.Linear)

@@ -127,6 +127,7 @@ class Assumed(Mentioned):
         if own.past_hooks:
             self._guard_unheard(names, by_name)
         lists = bool(own.globals & {"vars", "dir"} or "__dict__" in own.attributes)
+        direct = {c for kind in self._direct for c in (*kind.__mro__, *inspect.getmro(type(kind)))}
         met, classes = 0, 0
         while met < len(self._late) or classes < len(self.classes):  # what is guarded leads to more
             more, kinds = list(self._late.values())[met:], list(self.classes)[classes:]
@@ -134,7 +135,7 @@ class Assumed(Mentioned):
             for container in more:
                 self._guard_container(container, said, lists)
             for kind in kinds:
-                as_value = of_types or kind in self._direct
+                as_value = of_types or kind in direct
                 self._guard_class(kind, names, by_name if as_value else set())
                 if lists and (as_value or "dir" in own.globals) and not is_installed(kind):
                     self._guard_members(kind)

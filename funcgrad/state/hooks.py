@@ -128,8 +128,11 @@ APPLIED = ("forward", "backward", "setup_context", "vmap", "jvp")
 
 
 def special_names(kind: type) -> frozenset[str]:
-    """The special methods, and other descriptors and functions of such names, that a class has itself."""
-    own = [name for name, member in list(kind.__dict__.items()) if name.startswith("__") and _is_special(member)]
+    """The special methods, and other descriptors and functions of such names, that a class has itself, and what comes
+    before the attributes of its objects (a property)."""
+    members = list(kind.__dict__.items())
+    own = [name for name, member in members if hasattr(type(member), "__set__")]
+    own += [name for name, member in members if name.startswith("__") and _is_special(member)]
     own += [name for name in APPLIED if name in kind.__dict__ and issubclass(kind, torch.autograd.Function)]
     return frozenset(own) - (frozenset() if isinstance(unhooked(kind), types.FunctionType) else {"__getattribute__"})
 

@@ -433,11 +433,11 @@ class Reached(Homes):
                     self._special_method(c, method, function)
 
     def _special_of_modules(self, kind: type) -> None:
-        """What calls modules, and finds their parameters, may be replaced for all of them."""
+        """What calls modules, and keeps their parameters, may be replaced for all of them."""
         for c in kind.__mro__[: kind.__mro__.index(torch.nn.Module) + 1]:
             if is_library(c):
                 self.special.setdefault(c, special_names(c))
-        for method in ("__call__", "__getattr__"):
+        for method in ("__call__", "__getattr__", "__setattr__"):
             place = Place.on_class(torch.nn.Module, method)
             if not is_of_trace(place.read()):
                 self._value(place, place.read())
