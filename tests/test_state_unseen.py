@@ -333,3 +333,13 @@ def test_memory_of_c_is_named():
         source = f"import ctypes, multiprocessing\nv = {made}\ndef f(x): return x * {use}"
         with pytest.warns(fg.UnwatchedStateWarning, match=r"v.* cannot be watched"):
             run(source, "call()", lambda f: fg.jit(f, backend="aten"))
+
+
+def test_what_is_asked_of_threads_and_of_numpy_is_named():
+    for source, name in (
+        ("import threading\ndef f(x): return x * len(threading.current_thread().name)", "current_thread"),
+        ("from threading import get_ident\ndef f(x): return x * (get_ident() > 0)", "get_ident"),
+        ("def f(x): return x * len(np.geterr())", "geterr"),
+    ):
+        with pytest.warns(fg.UnwatchedStateWarning, match=name):
+            run(source, "call()", lambda f: fg.jit(f, backend="aten"))

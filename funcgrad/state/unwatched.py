@@ -46,8 +46,8 @@ class Unwatched(Assumed):
             _warn_once(self._root, f"{what} cannot be watched: a change of it between calls is not noticed")
         for method in sorted({"cache_info", "cache_clear"} & (said.attributes | said.strings) if self.caches else ()):
             _warn_once(self._root, f"the function asks for {method}() of a functools.lru_cache: {_OF_CACHES[method]}")
-        if "__subclasses__" in said.attributes:
-            _warn_once(self._root, _CALLS.format("__subclasses__"))
+        for name in sorted(_ASKED_OF_PROCESS & (own.attributes | own.globals)):
+            _warn_once(self._root, _CALLS.format(name))
         for methods, what in ((_UNHEARD, f"asks for {{}} of a {{}}: {_AS_TRACED}"), (_UNTOLD, _ONCE)):
             for method in sorted(methods.keys() & own.attributes):
                 if kind := next((type(v) for v in self._known.values() if isinstance(v, methods[method])), None):
@@ -80,6 +80,8 @@ _SEEDS = (
     "nobody sees whether it is seeded once more: the program does not seed; seed outside"
 )
 _CALLS = f"the function calls {{}}(): {_AS_TRACED}"
+_ASKED_OF_PROCESS = {"__subclasses__", "current_thread", "get_ident", "get_native_id", "active_count", "geterr"}
+"""What is asked of all classes, of threads, and of NumPy."""
 _UNHEARD: dict[str, tuple[type, ...]] = {
     "is_set": (threading.Event,),
     "is_alive": (threading.Thread,),
