@@ -269,6 +269,14 @@ def test_what_classes_say_whose_objects_are_plain_values():
         check(**{kind: (source.format(kind, given) + "def f(x): return x * o.k * o.m()", script)})
 
 
+def test_numbers_and_texts_of_the_caller_s_classes_that_are_replaced():
+    source = "class P({}): pass\nst = types.SimpleNamespace(v=P({}))\ndef f(x): return x * {}"
+    script = "call(); st.v = P({0}); call(); st.v = P({1}); call(); st.v = P({0}); call()"
+    for kind, use in {"float": "st.v", "int": "st.v", "str": "len(st.v)", "np.float64": "st.v"}.items():
+        first, *others = ("'a'", "'ab'", "'abc'") if kind == "str" else (1, 2, 3)
+        check(**{kind: (source.format(kind, first, use), script.format(*others))})
+
+
 def test_a_function_that_counts_its_calls_and_keeps_results():
     counts = "@functools.lru_cache\ndef g(n):\n    g.calls += 1\n    return n\ng.calls = 0\n"
     use = "def f(x): return x * g(2) * g.calls"
@@ -328,6 +336,7 @@ def test_memory_of_c_is_named():
         ("ctypes.c_double(1)", "v.value"),
         ("multiprocessing.Value('d', 1)", "v.value"),
         ("(ctypes.c_int * 2)(1, 2)", "v[0]"),
+        ("np.rec.array([(1.0,)], dtype=[('a', float)])[0]", "v.a"),
         ("type('S', (ctypes.Structure,), {'_fields_': [('a', ctypes.c_int)]})(1)", "v.a"),
     ):
         source = f"import ctypes, multiprocessing\nv = {made}\ndef f(x): return x * {use}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 
+import numpy as np
+
 from .names import is_library
 
 OF_ATTRIBUTES = {"__getattribute__", "__setattr__", "__getstate__", "__setstate__", "__reduce__", "__reduce_ex__"}
@@ -32,5 +34,5 @@ def is_inert(kind: type) -> bool:
 
 CLOSED = ("contextlib", "funcgrad", "logging", "pathlib", "re", "threading", "_thread")
 """Modules into whose objects nobody looks: they hold none of the caller's state, or say themselves what they do."""
-NOT_WATCHED = (ctypes._SimpleCData.__mro__[1],)
-"""Memory of C, by the class of all that ``ctypes`` makes."""
+NOT_WATCHED = (ctypes._SimpleCData.__mro__[1], np.void)
+"""Memory of C, by the class of all that ``ctypes`` makes; rows of arrays that have fields."""

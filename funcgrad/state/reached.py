@@ -137,7 +137,8 @@ class Reached(Homes):
             return
         if type(value) in PLAIN or isinstance(value, (*TORCH_PLAIN, SymFloat, SymInt, Found)):
             return
-        if isinstance(value, (*PLAIN, np.generic, enum.Enum)) and is_library(type(value)):
+        is_fixed = isinstance(value, (*PLAIN, np.generic, enum.Enum)) and not isinstance(value, NOT_WATCHED)
+        if is_fixed and is_library(type(value)):
             return
         if id(value) in self._known:
             self._named_also(value, name, ())

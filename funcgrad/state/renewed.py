@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any
 
 import attrs
+import numpy as np
 import torch
 from attrs import evolve, frozen
 from torch.distributions import Distribution, Transform
@@ -27,7 +28,7 @@ from .guards import Guard
 from .hooks import can_be_hooked, says_what_it_has
 from .names import attributes_of, is_library, item_name, slots_of
 from .places import Constant, Place
-from .values import holds_tensors, is_plain, shape_of
+from .values import PLAIN, holds_tensors, is_plain, shape_of
 
 _CONTAINERS = (dict, list, set, collections.deque, collections.OrderedDict, types.SimpleNamespace)
 _TABLES = [name for name, held in vars(torch.nn.Module()).items() if isinstance(held, dict)]
@@ -59,7 +60,8 @@ def may_be_another(was: Any, now: Any) -> bool:
     kind = type(was)
     if was is now or kind is not type(now):
         return False
-    if isinstance(was, collections.deque) and was.maxlen != now.maxlen:  # nobody can change that, so nothing guards it
+    # what it is, nobody can change, so nothing guards it but which one it is
+    if isinstance(was, (*PLAIN, np.generic)) or (isinstance(was, collections.deque) and was.maxlen != now.maxlen):
         return False
     if kind in _CONTAINERS:
         return True
