@@ -8,8 +8,11 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from torch import Tensor
+
 from .code import mentions
 from .conversions import asks_identities, asks_types, converting_symbols
+from .guards import Met
 from .renamed import original
 
 
@@ -54,3 +57,18 @@ class Identities:
         if any("id" in mentions(code).globals and code not in self._telling for code in ran):
             return None
         return set(self._asked)
+
+
+_ADDRESS = 1 << 32
+"""Numbers that are larger are taken for those that ``id`` gives."""
+
+
+def keyed_by_tensors(containers: Iterable[Met], by_address: bool) -> str | None:
+    """The name of a dict or a set that was met, and holds tensors by which objects they are (``by_address``: by their
+    ``id``)."""
+    for met in containers:
+        if isinstance(met.container, (dict, set, frozenset)):
+            keys = [k for key in met.before for k in (key if type(key) is tuple else (key,))]
+            if any((type(k) is int and k >= _ADDRESS) if by_address else isinstance(k, Tensor) for k in keys):
+                return met.name
+    return None

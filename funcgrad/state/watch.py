@@ -35,7 +35,7 @@ from .files import hearing_of_files, version_of
 from .given import OF_ITEMS, with_parts
 from .guards import Guard, Met, members_said
 from .hooks import hooked_process, listening, unhook
-from .identities import Identities
+from .identities import Identities, keyed_by_tensors
 from .imports import heard_imports
 from .impure import asks_clock, put_back, refuse_draw
 from .lines import Lines, is_user_file, user_line
@@ -61,9 +61,6 @@ from .restart import Known, Restart
 from .running import hearing_of_code, is_of_caller, may_be_heard
 from .values import copied, same
 
-_ADDRESS = 1 << 32
-"""Numbers that are larger are taken for those that ``id`` gives."""
-
 Converting = Sequence[tuple[types.FunctionType, frozenset[str]]]
 
 
@@ -87,7 +84,7 @@ class Watch(Loggers):
         """The globals of code that asked for the ``len`` of a tensor."""
         self._stack = ExitStack()
         self.notes_what_runs = False
-        self.identities = Identities(hears_identities, lambda: self._keyed(by_address=True) is not None)
+        self.identities = Identities(hears_identities, lambda: keyed_by_tensors(self.met.values(), True) is not None)
         self.given_tensors: Set[int] = frozenset()
         """By identity, what stands for the tensors that the function is given."""
         self.held_ended: dict[int, tuple[Place, Tensor]] = {}  # tensors of levels that have ended, which were read
@@ -435,18 +432,8 @@ class Watch(Loggers):
 
     def _require_no_key(self, of: Any, by_address: bool) -> None:
         """What stands for a tensor that the function is given is in no container of the caller's."""
-        if id(of) in self.given_tensors and (name := self._keyed(by_address)) is not None:
+        if id(of) in self.given_tensors and (name := keyed_by_tensors(self.met.values(), by_address)) is not None:
             raise refusals.KEYED_BY_TENSORS(name, where=user_line())
-
-    def _keyed(self, by_address: bool) -> str | None:
-        """The name of a dict or a set that was met, and holds tensors by which objects they are (``by_address``: by
-        their ``id``)."""
-        for met in self.met.values():
-            if isinstance(met.container, (dict, set, frozenset)):
-                keys = [k for key in met.before for k in (key if type(key) is tuple else (key,))]
-                if any((type(k) is int and k >= _ADDRESS) if by_address else isinstance(k, Tensor) for k in keys):
-                    return met.name
-        return None
 
     def looked_into(self, path: str) -> None:
         """A file was read, or asked for what it is."""
