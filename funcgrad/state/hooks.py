@@ -67,8 +67,10 @@ def current_listener() -> Listener | None:
 
 
 def module_of(kind: type) -> str:
-    """The module that a class says it is of; one that was made where there was none (``exec``) may not say."""
-    return getattr(kind, "__module__", "")
+    """The module that a class says it is of; one that was made where there was none (``exec``) may not say, and one
+    of C may say it of its objects alone."""
+    module = getattr(kind, "__module__", "")
+    return module if isinstance(module, str) else "builtins"
 
 
 def says_what_it_has(kind: type) -> bool:
