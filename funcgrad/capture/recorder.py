@@ -133,7 +133,7 @@ class Recorder:
         if self.symbols:
             args, kwargs = self._that_fit((args, kwargs), [*flatten((args, kwargs))[0], *leaves])
         if torch.get_default_dtype() != self._default_dtype:
-            kwargs = _with_dtype(op, args, kwargs, out)
+            args, kwargs = self._with_dtype(op, args, kwargs, out)
         node_args = [self._argument(a, op) for a in args]
         node_kwargs = {k: self._argument(v, op) for k, v in kwargs.items()}
         meta = self.during(self.line())
@@ -155,6 +155,31 @@ class Recorder:
                     self._remember(value, item)
         if self.regions and self.current_pass == "forward":
             mark(self.regions, node, op, args, kwargs, out)
+
+    def _with_dtype(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> tuple[Any, Any]:
+        """The arguments of a call that the function makes under a default dtype of its own; the program runs under that
+        of its caller."""
+        if not (is_operator(op) and isinstance(out, Tensor)) or out.dtype != torch.get_default_dtype():
+            return args, kwargs
+        if "dtype" in argument_names(op):
+            return args, (kwargs if kwargs.get("dtype") is not None else {**kwargs, "dtype": out.dtype})
+        given = [v for v in flatten((args, kwargs))[0] if isinstance(v, Tensor)]
+        if not given or any(v.dtype.is_floating_point or v.dtype.is_complex for v in given):
+            return args, kwargs
+        if torch.Tag.pointwise not in op.tags:
+            raise refusals.OWN_DEFAULT_DTYPE(target_text(op), where=user_line())
+        return [self._cast(v, out.dtype) if v is given[0] else v for v in args], kwargs
+
+    def _cast(self, fake: Tensor, dtype: torch.dtype) -> Tensor:
+        """A fake tensor in another dtype, by a node."""
+        assert self.graph is not None
+        cast = torch.ops.aten._to_copy.default
+        with without_modes():
+            made: Tensor = cast(fake, dtype=dtype)
+        node = self.graph.create_node("call_function", cast, (self._argument(fake, cast),), {"dtype": dtype})
+        node.meta = {"val": made, **self.during(self.line())}
+        self._remember(made, node)
+        return made
 
     def opaque(
         self, function: Callable[..., Any], values: Sequence[Any], like: Sequence[Tensor], **options: Any
@@ -359,16 +384,3 @@ class Recorder:
             return Graph(
                 Signature(slots, tuple(Out(f"[{i}]") for i in range(len(found)))), self.graph, self.constants, name
             ), found
-
-
-def _with_dtype(op: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> dict[str, Any]:
-    """The keywords of a call that the function makes under a default dtype of its own; the program runs under that of
-    its caller."""
-    if not (is_operator(op) and isinstance(out, Tensor)) or out.dtype != torch.get_default_dtype():
-        return kwargs
-    if "dtype" in argument_names(op):
-        return kwargs if kwargs.get("dtype") is not None else {**kwargs, "dtype": out.dtype}
-    given = [v.dtype for v in flatten((args, kwargs))[0] if isinstance(v, Tensor)]
-    if given and not any(dtype.is_floating_point or dtype.is_complex for dtype in given):
-        raise refusals.OWN_DEFAULT_DTYPE(target_text(op), where=user_line())
-    return kwargs

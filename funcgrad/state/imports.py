@@ -6,12 +6,14 @@ makes are the process's, and no stand-ins. From then on it is watched as one tha
 
 from __future__ import annotations
 
-import builtins
-import functools
-import importlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
+
+from attrs import frozen
 
 from ..inside import OfProcess
 from ..torch_private.fakes import without_modes
@@ -20,51 +22,47 @@ from ..torch_private.modes import without_function_modes
 from .hooks import Listener, current_listener, listening
 
 
-def _is_new(name: str, package: str | None, parts: Sequence[str], level: int) -> bool:
-    """Whether an import statement, or one by name, loads something."""
-    if level:
-        name = f"{(package or '').rsplit('.', level - 1)[0]}{'.' * bool(name)}{name}"
-    module = sys.modules.get(name)
-    return module is None or not all(part == "*" or hasattr(module, part) for part in parts)
+@frozen(eq=False)
+class _Outside(Loader):
+    """Loads a module outside of the trace, and tells the listener of it, and of those that it imports."""
+
+    loader: Any
+    listener: Listener
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        made: ModuleType | None = self.loader.create_module(spec)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None
+        module.__spec__.loader = module.__loader__ = self.loader
+        before = sys.modules.keys() - {module.__name__}
+        with listening(None), without_modes(), without_function_modes(), outside_transforms():
+            self.loader.exec_module(module)
+            for name in [own for own in sys.modules if own not in before]:
+                self.listener.imported(sys.modules[name], name)
 
 
-def _statement(
-    original: Callable[..., Any],
-    name: str,
-    globals: dict[str, Any] | None = None,
-    locals: dict[str, Any] | None = None,
-    fromlist: Sequence[str] | None = (),
-    level: int = 0,
-) -> Any:
-    listener = current_listener()
-    if listener is None or not _is_new(name, (globals or {}).get("__package__"), fromlist or (), level):
-        return original(name, globals, locals, fromlist, level)
-    return _loaded(listener, lambda: original(name, globals, locals, fromlist, level))
+class _Finder(MetaPathFinder):
+    """Asks the others, first of all."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        listener = current_listener()
+        if listener is None:
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        spec = next((found for finder in others if (found := finder.find_spec(name, path, target))), None)
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            spec.loader = _Outside(spec.loader, listener)
+        return spec
 
 
-def _by_name(original: Callable[..., Any], name: str, package: str | None = None) -> Any:
-    listener = current_listener()
-    stem = name.lstrip(".")
-    if listener is None or not _is_new(stem, package, (), len(name) - len(stem)):
-        return original(name, package)
-    return _loaded(listener, lambda: original(name, package))
-
-
-def _loaded(listener: Listener, load: Callable[[], Any]) -> Any:
-    """What is imported; the listener hears of the modules that are new."""
-    before = set(sys.modules)
-    with listening(None), without_modes(), without_function_modes(), outside_transforms():
-        made = load()
-        for name in [own for own in sys.modules if own not in before]:
-            listener.imported(sys.modules[name], name)
-    return made
+_FINDER = _Finder()
 
 
 @OfProcess
 def heard_imports() -> Iterator[None]:
     """Inside, imports that a function makes are told to its listener."""
-    statement, by_name = builtins.__import__, importlib.import_module
-    builtins.__import__ = functools.update_wrapper(functools.partial(_statement, statement), statement)
-    importlib.import_module = functools.update_wrapper(functools.partial(_by_name, by_name), by_name)
+    sys.meta_path.insert(0, _FINDER)
     yield
-    builtins.__import__, importlib.import_module = statement, by_name
+    sys.meta_path.remove(_FINDER)

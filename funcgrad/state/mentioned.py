@@ -101,6 +101,8 @@ class Mentioned(Reached):
                 for function, called in self._pending:
                     self._function(function, called)
                 self._pending.clear()
+        elif value is vars(builtins):  # whose names code mentions
+            pass
         elif value is sys.modules:  # all that the process has imported: by this name, nobody knows what is read of it
             self.unwatched[id(value)] = value, name
         else:
