@@ -11,6 +11,8 @@ from torch import Tensor
 from ..levels import below_levels
 from ..slots import Slot
 from ..source import Constants, Source, compile_function
+from ..state.guards import Guard
+from ..state.hooks import APPLIED
 from ..state.late import Late, Left
 from ..state.places import GONE, GONE_TEXT, Place
 from ..state.values import same
@@ -39,7 +41,7 @@ class LateState:
             tuple((ins.index(slot), place) for slot, place in late.numbers if slot in ins),
             tuple((ins.index(slot), origin) for slot, origin in late.tensors if slot in ins),
             late.left,
-            bool(late.numbers or late.tensors or late.left) or any(g.place.key != "__code__" for g in late.guards),
+            bool(late.numbers or late.tensors or late.left) or not all(map(_is_of_code, late.guards)),
         )
 
     def is_as_traced(self, inputs: Sequence[Any], given: Sequence[Any], left: Left | None) -> bool:
@@ -51,6 +53,12 @@ class LateState:
             and all(_read(origin) is given[i]() for i, origin in self.tensors)
             and (left is None or left.is_there())
         )
+
+
+def _is_of_code(guard: Guard) -> bool:
+    """Whether a guard is on which code runs: that of a function, of a ``torch.autograd.Function``, a special method."""
+    place = guard.place
+    return place.key == "__code__" or guard.how == "special" or (place.kind == "class" and place.key in APPLIED)
 
 
 def _read(origin: Any) -> Any:
