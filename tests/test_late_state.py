@@ -496,3 +496,33 @@ def test_a_backward_pass_of_pytorch_alone_reads_no_python_state(how):
     torch.testing.assert_close(found, expected)
     program = compiled.program(torch.ones(2, 3) * torch.ones(3, requires_grad=True), "p")
     assert not program.facts.state.late
+
+
+def test_a_tensor_that_the_function_itself_takes_away_is_a_tensor_where_it_runs_again():
+    """For a derivative of a derivative; what it was is not known, as nothing was computed with it."""
+
+    class Stats(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("best", torch.ones(3))
+
+    def of(stats):
+        def f(x):
+            y = x * (2.0 if stats.best is not None else 3.0)
+            stats.best = None if stats.best is not None else torch.ones(3)
+            return y.sin().sum()
+
+        return f
+
+    def ran(f):
+        found = []
+        for i in range(5):
+            x = torch.linspace(-1, 1 + i, 3, requires_grad=True)
+            (g,) = torch.autograd.grad(f(x), x, create_graph=True)
+            found += [g.detach(), *torch.autograd.grad(g.sum(), x)]
+        return found
+
+    own, eager = Stats(), Stats()
+    compiled = fg.jit(of(own), backend="aten")
+    torch.testing.assert_close(ran(compiled), ran(of(eager)))
+    assert compiled.cache_info().misses == 2 and own.best is None and eager.best is None

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+import torch
 from attrs import evolve, field, frozen
 
 from .. import refusals
@@ -303,7 +304,7 @@ def _cut(container: Any, kind: Any, keys: Any) -> Any:
     return MISSING
 
 
-_OF_NO_VALUE = ("present", "one", "apart", "a tensor", "shape")
+_OF_NO_VALUE = ("present", "one", "apart", "shape")
 """Guards that do not know what was there."""
 
 
@@ -323,7 +324,8 @@ def _put_back(guard: Guard) -> Any:
     is_gone |= guard.how == "absent" and place.kind == "context"
     if is_gone or place.kind in ("itself", "type", "default") or guard.how in _OF_NO_VALUE:
         raise refusals.CHANGED_BEFORE_BACKWARD(place, guard.explain(), where=str(place))
-    was = guard.value() if guard.how == "tensor" else guard.value
+    # of a tensor that was met and not computed with, all that was read is that it is one
+    was = guard.value() if guard.how == "tensor" else torch.empty(0) if guard.how == "a tensor" else guard.value
     later = place.later_names if guard.how == "absent" else ()
     try:
         place.write(MISSING if guard.how == "absent" else was)
