@@ -93,14 +93,13 @@ def _until_checked(checks: Sequence[Check], printed: _Printed) -> Iterator[tuple
     order: on another path no other kernel has to run. With the last ones come the other checks."""
     numbered = list(enumerate(checks, 1))
     reads = {check.buffer.name: n for n, check in numbered if check.read}
-    begin = 0
+    begin = told = 0
     for i, (kernel, _) in enumerate(printed, 1):
         last = max((reads[b.name] for b in kernel.writes if b.name in reads), default=0)
+        last = len(numbered) if i == len(printed) else last
         if last or i == len(printed):
-            known = [(n, check) for n, check in numbered if n <= last or i == len(printed)]
-            numbered = [pair for pair in numbered if pair not in known]
-            yield printed[begin:i], known
-            begin = i
+            yield printed[begin:i], numbered[told:last]
+            begin, told = i, max(told, last)
 
 
 def _run(waves: Iterable[_Wave], names: Mapping[str, str], machine: Machine) -> Iterator[str]:

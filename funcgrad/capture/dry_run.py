@@ -160,14 +160,12 @@ class DryRun:
         )
         leaves_given, paths_given = flatten_arguments(inputs.names, args, kwargs)
         arguments = inputs.objects
-        self.watch = trace.watch = Watch(root, arguments, inputs.numbers(stand_ins), bool(inputs.renewed))
-        self.watch.given_tensors = {id(self._mirrored[id(t)].seen) for _, t in inputs.tensors}
-        asks = self.watch.identities.matter or (inputs.has_symbols and bool(self.watch.said.types))
-        self.watch.notes_what_runs = self._known.notes or asks
+        self.watch = trace.watch = self._watch_of(root, arguments, stand_ins)
         containers = inputs.containers(args, kwargs)
         self._given, unseen = self.watch.give(containers), contents_of(containers)
         trace.reals = {id(self._mirrored[id(real)].seen): real for _, real in self._reals}
-        trace.inputs, raised = set(trace.reals), None
+        trace.inputs = set(trace.reals)
+        raised: BaseException | None = None
         try:
             with self.watch, torch.set_grad_enabled(self._grad), trace.lifter:
                 result = function(*args, **kwargs)
@@ -233,6 +231,15 @@ class DryRun:
         writes = facts.differentiable and facts.state.writes_to_brought
         brought = Brought() if self._splits and (late or writes) else facts.state.brought
         return evolve(facts, state=evolve(facts.state, guards=guards, late=late, brought=brought))
+
+    def _watch_of(self, root: Callable[..., Any], arguments: Sequence[tuple[str, Any]], stand_ins: Any) -> Watch:
+        """What hears of the Python state that the function reads."""
+        inputs = self._inputs
+        watch = Watch(root, arguments, inputs.numbers(stand_ins), bool(inputs.renewed))
+        watch.given_tensors = {id(self._mirrored[id(t)].seen) for _, t in inputs.tensors}
+        asks_types = inputs.has_symbols and bool(watch.said.types)
+        watch.notes_what_runs = self._known.notes or watch.identities.matter or asks_types
+        return watch
 
     def _take_written(self, grad_mode: bool) -> None:
         """What the function has written to Python state, and in which grad mode it has ended."""

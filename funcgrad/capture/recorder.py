@@ -172,13 +172,10 @@ class Recorder:
 
     def _cast(self, fake: Tensor, dtype: torch.dtype) -> Tensor:
         """A fake tensor in another dtype, by a node."""
-        assert self.graph is not None
         cast = torch.ops.aten._to_copy.default
         with without_modes():
             made: Tensor = cast(fake, dtype=dtype)
-        node = self.graph.create_node("call_function", cast, (self._argument(fake, cast),), {"dtype": dtype})
-        node.meta = {"val": made, **self.during(self.line())}
-        self._remember(made, node)
+        self._remember(made, self.call(cast, (fake,), {"dtype": dtype}, made))
         return made
 
     def opaque(
@@ -352,7 +349,7 @@ class Recorder:
             self.call(check, (self.node(condition), message), {}, None)
 
     def call(self, target: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], value: Any) -> fx.Node:
-        """The node of a call whose result is no tensor."""
+        """The node of a call; whose result is a tensor, is yet to be told of it (``_remember``)."""
         assert self.graph is not None
         node_args = tuple(self._argument(a, target) for a in args)
         named = {k: self._argument(v, target) for k, v in kwargs.items()}

@@ -158,8 +158,7 @@ class Assumed(Mentioned):
 
     def _guard_not_imported(self) -> None:
         """A module that code of the caller's would have imported, and that is not there."""
-        own = [c for c in self._codes if is_user_file(c.co_filename) or _is_typed_in(c)]
-        for name in sorted(set().union(*(mentions(code).imports for code in own)) - sys.modules.keys()):
+        for name in sorted(set().union(*(mentions(code).imports for code in self._users_codes)) - sys.modules.keys()):
             self._guard(Guard.absent(Place("item", sys.modules, name, f"sys.modules[{name!r}]")))
 
     def _guard_names(self, own: Mentions) -> None:
@@ -176,8 +175,12 @@ class Assumed(Mentioned):
     @property
     def compares_identities(self) -> bool:
         """Whether code that was reached, and is not torch's, asks whether two objects are one."""
-        own = [c for c in self._codes if is_user_file(c.co_filename) or _is_typed_in(c)]
-        return any(mentions(code).compares_identities for code in own)
+        return any(mentions(code).compares_identities for code in self._users_codes)
+
+    @property
+    def _users_codes(self) -> list[types.CodeType]:
+        """The code that was reached and that the caller wrote."""
+        return [c for c in self._codes if is_user_file(c.co_filename) or _is_typed_in(c)]
 
     def _guard_identities(self) -> None:
         """Of containers of tensors there may be others in each call: where one is written to, or code compares

@@ -49,23 +49,28 @@ class Cache:
     def keeps_symbols(self) -> bool:
         """Whether one of the arguments by which it keeps more since then is a symbol: what it kept by the number, it
         has not found."""
-        return any(isinstance(v, (torch.SymFloat, torch.SymInt)) for v in flatten([*map(_parts, self.new)])[0])
+        return any(isinstance(v, (torch.SymFloat, torch.SymInt)) for v in self.new_arguments)
 
     @property
-    def new(self) -> Set[Any]:
-        """By what it keeps more since then."""
+    def new_arguments(self) -> list[Any]:
+        """The leaves of the arguments by which it keeps more since then."""
+        return flatten([tuple(key) if isinstance(key, (tuple, list)) else key for key in self._new])[0]
+
+    @property
+    def _new(self) -> Set[Any]:
+        """The keys of what it keeps more since then."""
         return entries_of(self.function).keys() - self.before
 
     def forget(self) -> None:
         """Drop what it keeps since then. It has no way to forget one result; what it looks for is in a dict."""
         entries = entries_of(self.function)
-        for key in self.new:
+        for key in entries.keys() - self.before:
             del entries[key]
 
     @property
     def was_filled(self) -> bool:
         """Whether it keeps more since then."""
-        return bool(self.new)
+        return bool(self._new)
 
 
 def require_kept_by_none(caches: Sequence[Cache], written: Tensor) -> None:
@@ -80,15 +85,9 @@ def require_filled(caches: Sequence[Cache]) -> None:
     """Raise where one keeps something of the trace since it was met, by arguments that the next calls may have, too:
     what eager PyTorch made (and drew) for it once, they find there. The call that fills it is one of eager PyTorch."""
     for cache in caches:
-        new = cache.new
-        given = flatten([*map(_parts, new)])[0]
-        if new and keeps_traced(cache.function) and not any(isinstance(v, Tensor) for v in given):
+        is_of_trace = cache.was_filled and keeps_traced(cache.function)
+        if is_of_trace and not any(isinstance(v, Tensor) for v in cache.new_arguments):
             raise refusals.FILLS_CACHE_FIRST(cache.name, where=cache.name)
-
-
-def _parts(key: Any) -> Any:
-    """The arguments by which a result is kept."""
-    return tuple(key) if isinstance(key, (tuple, list)) else key
 
 
 def entries_of(cache: Any) -> dict[Any, Any]:

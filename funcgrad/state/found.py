@@ -109,7 +109,7 @@ class Found:
         self.told: dict[str, str] = {}
         """What is told of things by their names, where code uses them."""
         self._own_modules: list[tuple[types.ModuleType, str]] = []  # those that are no library's
-        self._closed: list[tuple[Any, dict[str, Any], str]] = []  # into which nobody looks, and their attributes
+        self._not_looked_into: list[tuple[Any, dict[str, Any], str]] = []  # objects, with their attributes
         self._libraries: dict[int, tuple[types.ModuleType, str]] = {}
         """Modules of libraries that code has as values (``self.F = torch.nn.functional``), each with a name."""
         self._flags: dict[int, tuple[Any, str]] = {}

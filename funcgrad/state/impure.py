@@ -26,13 +26,15 @@ from ..errors import ImpureFunctionError, UnwatchedStateWarning
 from .code import Mentions
 from .lines import warn
 from .places import MISSING, Place
+from .uses import without_padding
 
+_OF_TIME = {"strftime": 1, "ctime": 0, "localtime": 0, "gmtime": 0, "asctime": 0}
 _CLOCKS: Mapping[Any, frozenset[str]] = {
     time: frozenset(
         name
         for name in dir(time)
         if name.removesuffix("_ns") in ("time", "perf_counter", "monotonic", "process_time", "thread_time")
-        or name in ("strftime", "ctime", "localtime", "gmtime", "asctime")
+        or name in _OF_TIME
     ),
     datetime.datetime: frozenset({"now", "utcnow", "today"}),
     datetime.date: frozenset({"today"}),
@@ -43,10 +45,8 @@ _CLOCKS: Mapping[Any, frozenset[str]] = {
     np.random: frozenset({"RandomState", "SeedSequence", "default_rng"}),
 }
 """Where another value comes from on each call, and under which names."""
-_WITH_NOTHING = {"strftime", "ctime", "localtime", "gmtime", "asctime", "Random"} | _CLOCKS[np.random]
-"""Those that ask for it only if they are given nothing more: a time, a seed."""
-_OF_TIME_ALONE = {"strftime": 1}
-"""So many arguments are not it."""
+_ASK_ALONE = _OF_TIME | dict.fromkeys(("Random", *_CLOCKS[np.random]), 0)
+"""Those that ask for it only if they are given nothing more than so many arguments: no time, no seed."""
 _CLOCK_FUNCTIONS = {
     id(getattr(owner, name)): f"{owner.__name__}.{name}"
     for owner, names in _CLOCKS.items()
@@ -202,7 +202,7 @@ def _clocks_in(function: types.FunctionType) -> Iterator[tuple[str, int]]:
     if not any(id(space.get(name)) in _CLOCK_FUNCTIONS or id(space.get(name)) in _OWNERS for name in names):
         return
     line, owner = function.__code__.co_firstlineno, None
-    steps = [step for step in dis.get_instructions(function.__code__) if step.opname not in _PADDING]
+    steps = [step for step in without_padding(function.__code__) if step.opname not in ("KW_NAMES", "PUSH_NULL")]
     for at, step in enumerate(steps):
         line = (step.positions.lineno if step.positions else None) or line
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
@@ -217,13 +217,11 @@ def _clocks_in(function: types.FunctionType) -> Iterator[tuple[str, int]]:
 
 def _asks(name: str, steps: Sequence[dis.Instruction], at: int) -> bool:
     """Whether what is loaded there is called with nothing by which it would be the same on each call."""
-    if name not in _WITH_NOTHING:
+    if (given := _ASK_ALONE.get(name)) is None:
         return True
-    given = _OF_TIME_ALONE.get(name, 0)
     call = steps[at + given + 1] if at + given + 1 < len(steps) else None
     return call is not None and call.opname == "CALL" and call.arg == given
 
 
-_PADDING = ("CACHE", "KW_NAMES", "NOP", "PRECALL", "PUSH_NULL")
 _OWNERS = {id(owner): names for owner, names in (*_CLOCKS.items(), *((m, frozenset[str]()) for m in (datetime, np)))}
 """By identity: what a function mentions need have no hash."""

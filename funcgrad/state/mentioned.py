@@ -155,7 +155,7 @@ class Mentioned(Reached):
         self._names_at_will |= said.by_name or said.set_by_name
         for owner, called in self._flags.values():
             self._flags_of(owner, called, new)
-        for value, held, called in list(self._closed):
+        for value, held, called in list(self._not_looked_into):
             self._of_closed(value, held, called, new)
         for name in new & self._having.keys():
             for kind in list(self._having[name]):

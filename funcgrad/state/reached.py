@@ -383,7 +383,7 @@ class Reached(Homes):
             if hasattr(value, "rules"):  # a custom_vjp or custom_jvp
                 self._value(Place("slot", value, "rules", joined(name, "rules")), value.rules)
             if own := attributes_of(value) if package_of(kind) != "funcgrad" else None:
-                self._closed.append((value, own, name))
+                self._not_looked_into.append((value, own, name))
                 self._of_closed(value, own, name, self._said)
             return
         own = attributes_of(value)
@@ -447,18 +447,16 @@ class Reached(Homes):
         """What code asks by its name of an object into which nobody looks, and what the caller has put there."""
         made = assigned_by(type(value), frozenset(CONSTRUCTORS))
         by_properties = asked_by_properties(type(value), said)
-        for attribute in (said & self._sets) - own.keys() - made:
-            self.slots.setdefault(
-                (id(own), attribute), (Place("item", own, attribute, joined(name, attribute)), MISSING)
-            )
-        for attribute in own.keys() & (said | by_properties):
+        for attribute in ((said & self._sets) - made) | (own.keys() & (said | by_properties)):
             place = Place("item", own, attribute, joined(name, attribute))
+            now = own.get(attribute, MISSING)
             if attribute in made:
-                self._guard(Guard.of_library(place, place.read()))
-                self.see(place.read(), place.name)
-            else:
-                self._value(place, place.read())
-                self.slots.setdefault((id(own), attribute), (place, place.read()))
+                self._guard(Guard.of_library(place, now))
+                self.see(now, place.name)
+                continue
+            self.slots.setdefault((id(own), attribute), (place, now))
+            if now is not MISSING:
+                self._value(place, now)
 
     def _namespace(self, value: Any, name: str) -> None:
         """An object whose class takes no hook (``SimpleNamespace``, a function): the attributes that are mentioned."""

@@ -223,8 +223,7 @@ class Watch(Loggers):
     def forget(self) -> None:
         """What failed keeps no results."""
         for cache in self.caches:
-            if cache.was_filled:
-                cache.forget()
+            cache.forget()
 
     def put_draws_back(self) -> ImpureFunctionError | None:
         """Generators that are not torch's are as they were before; what refuses one that has drawn, or was seeded."""
@@ -424,14 +423,11 @@ class Watch(Loggers):
     def asked_identity(self, of: Any) -> None:
         """It was asked which object one is."""
         self.identities.note(of)
-        self._require_no_key(of, by_address=True)
+        self.require_no_key(of, by_address=True)
 
-    def is_key(self, of: Any) -> None:
-        """Something is looked for by which object it is, or put somewhere by it."""
-        self._require_no_key(of, by_address=False)
-
-    def _require_no_key(self, of: Any, by_address: bool) -> None:
-        """What stands for a tensor that the function is given is in no container of the caller's."""
+    def require_no_key(self, of: Any, by_address: bool = False) -> None:
+        """Raise where something is looked for by which object it is, or put somewhere by it (``by_address``: by its
+        ``id``): what stands for a tensor that the function is given is in no container of the caller's."""
         if id(of) in self.given_tensors and (name := keyed_by_tensors(self.met.values(), by_address)) is not None:
             raise refusals.KEYED_BY_TENSORS(name, where=user_line())
 
