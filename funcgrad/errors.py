@@ -6,7 +6,7 @@ A class also derives from the builtin a torch user would catch. ``docs/errors.md
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeGuard, TypeVar
 
 from attrs import frozen
 
@@ -31,12 +31,6 @@ class FuncgradError(Exception):
         lines.append(f"  more: docs/errors.md#{type(self).__name__.lower()}")
         super().__init__("\n".join(lines))
 
-    @property
-    def is_first(self) -> bool:
-        """Whether it is refused of this call alone, which is one of eager PyTorch: it leaves what the next ones
-        find."""
-        return self.refusal is not None and self.refusal.is_first
-
 
 Error_co = TypeVar("Error_co", bound=FuncgradError, covariant=True)
 
@@ -44,8 +38,9 @@ Error_co = TypeVar("Error_co", bound=FuncgradError, covariant=True)
 @frozen(eq=False)
 class Refusal(Generic[Error_co]):
     """Something that a trace refuses: the error, what it says, and what to do, with places for what differs
-    (``{0}``). ``is_first``: of a first call alone, which is made in eager PyTorch where it can be: it finds out how the
-    result of an opaque call looks, or fills a cache."""
+    (``{0}``). ``is_first``: of a first call alone, which is made in eager PyTorch where it can be, and leaves what the
+    next ones find: it makes a parameter, registers a hook, fills a cache, or finds out how the result of an opaque
+    call looks."""
 
     kind: type[Error_co]
     what: str
@@ -57,6 +52,11 @@ class Refusal(Generic[Error_co]):
         error = self.kind(self.what.format(*of), where=where, fix=self.fix.format(*of))
         error.refusal = self
         return error
+
+
+def is_of_first_call(error: object) -> TypeGuard[FuncgradError]:
+    """Whether an error is a refusal of a first call alone (``Refusal.is_first``)."""
+    return isinstance(error, FuncgradError) and error.refusal is not None and error.refusal.is_first
 
 
 class OptionError(FuncgradError, ValueError):
@@ -121,10 +121,6 @@ class ImpureFunctionError(FuncgradError, RuntimeError):
 class MutationError(FuncgradError, RuntimeError):
     """The function mutates a tensor it was given, which this version does not carry out."""
 
-    initialises: bool = False
-    """Whether it is refused of a first call alone, which makes a leaf where there was none, or registers a hook: that
-    is one of eager PyTorch."""
-
 
 class AliasContractError(FuncgradError, RuntimeError):
     """Inputs share memory in a way in which a write to it cannot be carried out, or differentiated, as eager PyTorch
@@ -145,20 +141,6 @@ class OpaqueCallError(FuncgradError, RuntimeError):
 
 class UnsupportedTensorError(FuncgradError, RuntimeError):
     """A tensor is of a kind that cannot be traced: a subclass, a sparse or quantized layout."""
-
-    uninitialized: object = None
-    """A parameter or buffer of a lazy module, whose first call says what it is: that is one of eager PyTorch."""
-
-
-def uninitialized_in(error: BaseException | None) -> object:
-    """The ``uninitialized`` tensor that an error is about; None for all others."""
-    return error.uninitialized if isinstance(error, UnsupportedTensorError) else None
-
-
-def initialises(error: BaseException | None) -> bool:
-    """Whether an error is refused of the call alone that makes what is lacking."""
-    makes_leaf = isinstance(error, MutationError) and error.initialises
-    return makes_leaf or uninitialized_in(error) is not None or (isinstance(error, FuncgradError) and error.is_first)
 
 
 class UnsupportedOperatorError(FuncgradError, RuntimeError):

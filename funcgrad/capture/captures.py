@@ -66,10 +66,11 @@ def require_traceable(tensor: Tensor, where: str | None) -> None:
     if is_wrapper_subclass(tensor):
         _require_sound_protocol(tensor, where)
     elif is_lazy(tensor):
-        error = refusals.LAZY_MODULE(kind.__name__, where=where or user_line())
         # under a transform of torch.func, eager PyTorch refuses to make it, or ends the process
-        error.uninitialized = tensor if not transform_active() and level_of_call() < 0 else None
-        raise error
+        under = transform_active() or level_of_call() >= 0
+        raise (refusals.LAZY_MODULE if under else refusals.INITIALISES_LAZY_MODULE)(
+            kind.__name__, where=where or user_line()
+        )
     elif kind not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
         raise refusals.SUBCLASS_WITHOUT_FLATTEN(kind.__name__, where=where or user_line())
 

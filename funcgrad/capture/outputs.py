@@ -270,9 +270,8 @@ def _refuse_leaves(
     stored = [path for path, t in named if path.startswith("stored(") and depends and id(t) in depends]
     if stored:
         lasting = [path for path in stored if path not in firsts]  # it makes another one in each call
-        refused = refusals.STORES_OWN_LEAF(*(lasting or stored)[:1], where=(lasting or stored)[0])
-        refused.initialises = not lasting
-        raise refused
+        refusal = refusals.STORES_OWN_LEAF if lasting else refusals.MAKES_OWN_LEAF
+        raise refusal(*(lasting or stored)[:1], where=(lasting or stored)[0])
     for path, tensor in named:
         if not path.startswith("stored(") or id(tensor) in slot_of:
             continue

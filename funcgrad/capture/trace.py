@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from .. import refusals
 from ..autograd_state import renew_history
-from ..errors import FuncgradError, GraphError, initialises
+from ..errors import FuncgradError, GraphError, is_of_first_call
 from ..graph_primitives import Path, has_sizes
 from ..graphs import type_text
 from ..inside import having
@@ -449,7 +449,7 @@ class Trace(Recorder):
             if self.symbols and not isinstance(named, (GraphError, NotSymbolicError)) and not is_defect(error):
                 # the values say whether it is for symbols alone
                 raise NotSymbolicError(f"{type(error).__name__}: {error}") from error
-            refuses = isinstance(named, FuncgradError) and self.graph is None and not initialises(named)
+            refuses = isinstance(named, FuncgradError) and self.graph is None and not is_of_first_call(named)
             if refuses or self.writes.have_happened:
                 put_out_again(self.printed)  # it may say why
             if named is None or named is error:

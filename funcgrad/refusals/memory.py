@@ -240,6 +240,7 @@ STORES_OWN_LEAF = Refusal(
     "the function stores a parameter that it makes, or another leaf ({0}), together with results that depend on it",
     "make it before: call the function once under torch.no_grad(), or make it where the object is made",
 )
+MAKES_OWN_LEAF = evolve(STORES_OWN_LEAF, is_first=True)
 STORES_WITH_GRADIENT = Refusal(
     MutationError,
     "the function stores a tensor that it made and gave a gradient (.grad =, .backward()): {0}",
@@ -391,6 +392,12 @@ STORES_OBJECT = Refusal(
     MutationError,
     "the function stores {0} in {1}",
     "store plain values, tensors, or lists, tuples and dicts of them; or return it (has_aux=True for a gradient)",
+)
+REGISTERS_HOOK = Refusal(
+    MutationError,
+    "the function registers a hook of a module ({0} in {1})",
+    "register it where the module is made",
+    is_first=True,
 )
 OUTPUT_WRITES = Refusal(
     MutationError,

@@ -71,6 +71,7 @@ LAZY_MODULE = Refusal(
     "a {0} of a lazy module cannot be traced: its first call says what it is",
     "call the module once before",
 )
+INITIALISES_LAZY_MODULE = evolve(LAZY_MODULE, is_first=True)
 MAKES_LAYOUT = Refusal(
     UnsupportedTensorError,
     "{0} makes a tensor with layout {1}, which is not compiled",

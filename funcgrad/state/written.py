@@ -180,9 +180,9 @@ class Written:
         if self._too_late:
             raise refusals.OUTPUT_WRITES(*self._too_late, where=self._too_late[1])
         if self._refused:
-            refused = refusals.STORES_OBJECT(*self._refused[0][::-1], where=self._refused[0][0])
-            refused.initialises = all(is_hook_of_module(name) for name, _ in self._refused)
-            raise refused
+            are_hooks = all(is_hook_of_module(name) for name, _ in self._refused)
+            refusal = refusals.REGISTERS_HOOK if are_hooks else refusals.STORES_OBJECT
+            raise refusal(*self._refused[0][::-1], where=self._refused[0][0])
 
     # ── what is compared ─────────────────────────────────────────────────────────────────────────────────────────
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..capture.source_location import user_line_of
-from ..errors import DataDependentShapeError, FuncgradError, ReadsWarning, RecompileWarning
+from ..errors import FuncgradError, ReadsWarning, RecompileWarning
 from ..graph_primitives import Read
 from ..options import log
 from ..state.lines import warn
@@ -30,16 +30,8 @@ _LOST_PATH = (
     '({}). This call ran in eager PyTorch; compile with numerics="eager", or in double precision.'
 )
 _FIRST_AGAIN = (
-    "{} has made a parameter, another leaf, or a hook of a module, where there was none, in {} calls, each of which "
-    "ran in eager PyTorch, the last one for {}. Make it where the object is made."
-)
-_FILLS_AGAIN = (
-    "{} has filled a functools.lru_cache with tensors that it made in {} calls, each of which ran in eager PyTorch, "
-    "the last one {}. Call it outside, with the arguments that will come."
-)
-_UNKNOWN_AGAIN = (
-    "{} has run in eager PyTorch for {} calls, the last one as {} was given arguments as never before, and nothing "
-    "says how its result looks then. Say it: fg.opaque(f, like=...)."
+    "{} has run in eager PyTorch in {} calls, each of which is refused as no later one should be, the last one as {}"
+    "{}. To fix: {}."
 )
 _CAUGHT_AGAIN = (
     "{} has caught what an operation raised for the values it was given in {} calls, each of which ran in eager "
@@ -62,17 +54,13 @@ class EagerCalls:
         if self._caught == _AGAIN:
             warn(_CAUGHT_AGAIN.format(self._name, _AGAIN), ReadsWarning)
 
-    def first(self, error: Exception) -> None:
-        """A call has made a parameter, another leaf, or a hook, where there was none, has shown how the result of an
-        opaque call looks, or has filled a cache."""
-        where = error.where if isinstance(error, FuncgradError) else None
-        says = isinstance(error, FuncgradError) and error.is_first
-        again = _UNKNOWN_AGAIN if isinstance(error, DataDependentShapeError) else _FILLS_AGAIN if says else _FIRST_AGAIN
+    def first(self, error: FuncgradError) -> None:
+        """A call was refused as a first one alone is (``Refusal.is_first``)."""
         self._firsts += 1
-        why = error.what if says else f"it has made {where}, where there was none"  # type: ignore[attr-defined]
-        log(1, f"{self._name} has run in eager PyTorch: {why}")
+        log(1, f"{self._name} has run in eager PyTorch: {error.what}")
         if self._firsts == _AGAIN:
-            warn(again.format(self._name, _AGAIN, where), RecompileWarning)
+            where = f" ({error.where})" if error.where else ""
+            warn(_FIRST_AGAIN.format(self._name, _AGAIN, error.what, where, error.fix), RecompileWarning)
 
     def lost_path(self, error: Exception) -> None:
         """On the path that kernels found, the function raises this where it is traced, and runs in eager PyTorch."""

@@ -16,7 +16,6 @@ from typing import Any
 
 from attrs import evolve
 from torch import Tensor
-from torch.nn.parameter import is_lazy
 
 from .. import refusals
 from ..backends.backend import Runnable
@@ -24,11 +23,7 @@ from ..capture.floats import NotSymbolicError
 from ..capture.inputs import Inputs
 from ..capture.source_location import is_of_function, user_line_of
 from ..capture.tape import RaisedByValues
-from ..errors import (
-    RetraceError,
-    initialises,
-    uninitialized_in,
-)
+from ..errors import RetraceError, is_of_first_call
 from ..executable import Executable, build_all, partition_joint
 from ..generators import outside_own_draws
 from ..graph_primitives import Path, PathMiss, has_symbols, known_now
@@ -242,23 +237,17 @@ class Programs(abc.ABC):
                 self._paths_left.note(path, args, miss)
                 raise
             except Exception as error:
-                replays = self._definition.replays
-                if uninitialized_in(error) is not None or (replays and (is_of_function(error) or initialises(error))):
+                if self._definition.replays and (is_of_function(error) or is_of_first_call(error)):
                     return error
                 raise
 
     def _rerun_eagerly(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path) -> Any:
         """The function raised ``error`` while it was traced: eager PyTorch raises the caller's own, and leaves what was
         written, and drawn, before it. Where it raises none, its result is that of the call if there is a reason for the
-        difference: the call made a parameter (``initialises``), or it was traced on a path that kernels found, which
-        round otherwise. Else the trace was wrong: ``TraceError``."""
+        difference: it is a first call (``Refusal.is_first``), or was traced on a path that kernels found, which round
+        otherwise. Else the trace was wrong: ``TraceError``."""
         result = self._definition(*args, **kwargs)
-        if (made := uninitialized_in(error)) is not None:
-            if isinstance(made, Tensor) and is_lazy(made):
-                raise error
-            log(1, f"{self.__name__} has run in eager PyTorch: it has initialised a lazy module")
-            return result
-        if initialises(error):
+        if is_of_first_call(error):
             self._eager_calls.first(error)
             return result
         if path:
