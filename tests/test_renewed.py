@@ -117,6 +117,28 @@ REPLACED = {
 }
 
 
+HEARD: list[str] = []
+
+
+def test_what_is_made_anew_is_found_beside_hooks_that_keep_plain_values():
+    """As models of Pyro do: they store a dict in each call, are looked at as a whole, and warn of NaN in hooks."""
+    h = types.SimpleNamespace(made={})
+    HEARD.clear()
+
+    def f(v):
+        n, h.made = len(vars(h)), {}
+        y = v.sin()
+        y.register_hook(lambda g, site="y": HEARD.append(site))
+        return (y * n).sum()
+
+    compiled = fg.jit(f)
+    for i in range(4):
+        v = x(i).requires_grad_()
+        compiled(v).backward()
+        torch.testing.assert_close(v.grad, v.detach().cos())
+    assert HEARD == ["y"] * 4 and compiled.cache_info()[:2] == (2, 2)
+
+
 def _linear(i: int) -> nn.Linear:
     made = nn.Linear(4, 4)
     with torch.no_grad():

@@ -901,6 +901,43 @@ def test_packages_of_another_environment_are_installed(tmp_path, monkeypatch):
     assert torch.equal(compiled(X), X * 150)
 
 
+def test_an_installed_package_asks_what_there_is_to_work_with(tmp_path, monkeypatch):
+    """``einops`` does: which of its classes are for packages that are imported. Nobody is warned of it."""
+    site = tmp_path / "site-packages"
+    site.mkdir()
+    (site / "installed_backends.py").write_text(
+        "import sys\nclass Backend:\n    pass\nclass OfTorch(Backend):\n    name = 'torch'\n"
+        "class OfNothing(Backend):\n    name = 'no_such_package'\nFOUND = {}\n"
+        "def doubled(x):\n    if type(x) not in FOUND:\n"
+        "        FOUND[type(x)] = [b.name for b in Backend.__subclasses__() if b.name in sys.modules]\n"
+        "    return x * 2 * len(FOUND[type(x)])\n"
+    )
+    monkeypatch.syspath_prepend(str(site))
+    package = importlib.import_module("installed_backends")
+    compiled = fg.jit(lambda x: package.doubled(x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            assert torch.equal(compiled(X), X * 2)
+    assert compiled.cache_info().misses <= 2  # the first call fills the table
+
+
+def test_a_property_stands_before_a_slot_of_its_name():
+    """The constants of ``mpmath`` are such objects. What it computes is nothing that a trace could put back."""
+
+    class Slotted:
+        __slots__ = ("value",)
+
+    class Computed(Slotted):
+        value = property(lambda self: [factor])
+
+    factor, computed = 2.0, Computed()
+    compiled = fg.jit(lambda x: x * computed.value[0])
+    assert torch.equal(compiled(X), X * 2)
+    factor = 3.0
+    assert torch.equal(compiled(X), X * 3)
+
+
 def test_a_list_grows_beside_what_would_copy_its_owner(tmp_path, monkeypatch):
     """Metrics of an installed package append what they are given; how one is copied is not what a call does."""
     site = tmp_path / "site-packages"

@@ -61,6 +61,7 @@ class Assumed(Mentioned):
     def __init__(self) -> None:
         super().__init__()
         self._together: tuple[Any, Mentions] = (0, 0, 0), Mentions()
+        self._ran_together: tuple[Any, Mentions] = (0, 0), Mentions()
         self._texts: set[str] = set()
         self._getters: set[str] = set()
         """Texts that were read, which may name attributes; attributes that an ``operator.attrgetter`` reads."""
@@ -278,7 +279,10 @@ class Assumed(Mentioned):
     @property
     def said_by_what_ran(self) -> Mentions:
         """What the code mentions that ran, as far as that was noted."""
-        return self._with_given(together([mentions(code) for code in self._what_ran]))
+        known = len(self._codes), -1 if self._ran is None else len(self._ran)
+        if self._ran_together[0] != known:
+            self._ran_together = known, self._with_given(together([mentions(code) for code in self._what_ran]))
+        return self._ran_together[1]
 
     @property
     def _what_ran(self) -> list[types.CodeType]:

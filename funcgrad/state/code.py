@@ -115,7 +115,7 @@ def with_nested(code: types.CodeType) -> list[types.CodeType]:
     return found
 
 
-@functools.lru_cache(maxsize=8192)
+@functools.lru_cache(maxsize=1 << 16)
 def mentions(code: types.CodeType) -> Mentions:
     """What a code object mentions."""
     steps = without_padding(code)

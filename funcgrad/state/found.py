@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import os
 import types
+from collections.abc import Mapping
 from typing import Any
 
+from attrs import frozen
 from torch import Tensor
 
 from .caches import Cache
@@ -15,6 +17,17 @@ from .impure import Generator, global_generators
 from .lines import reading_line
 from .places import Place
 from .settings import SETTINGS, Setting
+
+
+@frozen(eq=False)
+class NotLookedInto:
+    """An object of a library's: the dict of its ``attributes``, those that its constructors ``made``, and those that
+    its properties ask for, by their names."""
+
+    attributes: dict[str, Any]
+    name: str
+    made: frozenset[str]
+    asked: Mapping[str, frozenset[str]]
 
 
 class Found:
@@ -109,7 +122,7 @@ class Found:
         self.told: dict[str, str] = {}
         """What is told of things by their names, where code uses them."""
         self._own_modules: list[tuple[types.ModuleType, str]] = []  # those that are no library's
-        self._not_looked_into: list[tuple[Any, dict[str, Any], str]] = []  # objects, with their attributes
+        self._not_looked_into: list[NotLookedInto] = []
         self._libraries: dict[int, tuple[types.ModuleType, str]] = {}
         """Modules of libraries that code has as values (``self.F = torch.nn.functional``), each with a name."""
         self._flags: dict[int, tuple[Any, str]] = {}

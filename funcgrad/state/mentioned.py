@@ -155,14 +155,14 @@ class Mentioned(Reached):
         self._names_at_will |= said.by_name or said.set_by_name
         for owner, called in self._flags.values():
             self._flags_of(owner, called, new)
-        for value, held, called in list(self._not_looked_into):
-            self._of_closed(value, held, called, new)
+        for closed in list(self._not_looked_into) if new else ():
+            self._of_closed(closed, new)
         for name in new & self._having.keys():
             for kind in list(self._having[name]):
                 self._members_of(kind, {name})
         for of_own, called in list(self._own_modules):
             self._members_of_module(of_own, called, new)
-        for kind in [c for c in (self.classes if self._makes_by_type else self._direct) if c not in self._making]:
+        for kind in (self.classes.keys() if self._makes_by_type else self._direct) - self._making:
             self._made(kind)
         by_name = (
             said.strings if "globals" in said.globals and "globals" not in function.__globals__ else frozenset[str]()
@@ -317,7 +317,9 @@ class Mentioned(Reached):
                 self.slots.setdefault((id(kind), name), (place, place.read()))
 
     def _loaded(self, said: Mentions, called: str, own: bool) -> None:
-        """``sys.modules``: of these, those that are named."""
+        """``sys.modules``: of these, those that are named. An installed package asks what there is to work with."""
+        if not own:
+            return
         for name in sorted(said.strings & sys.modules.keys()):
             self._guard(Guard.of(Place("item", sys.modules, name, f"sys.modules[{name!r}]"), sys.modules[name]))
             self._module(sys.modules[name], said, name, own)

@@ -196,17 +196,22 @@ def assigned_by(kind: type, names: frozenset[str]) -> frozenset[str]:
     return frozenset(found)
 
 
-def asked_by_properties(kind: type, names: Set[str]) -> frozenset[str]:
-    """The attributes that properties of these names ask for, which a class inherits from a library."""
-    asked = [m.fget for c in kind.__mro__ for n, m in c.__dict__.items() if n in names and isinstance(m, property)]
-    return frozenset().union(*(mentions(f.__code__).attributes for f in asked if isinstance(f, types.FunctionType)))
+def asked_by_properties(kind: type) -> dict[str, frozenset[str]]:
+    """The attributes that properties ask for, which a class inherits from a library, by their names."""
+    found: dict[str, frozenset[str]] = {}
+    for name, member in ((n, m) for c in kind.__mro__ for n, m in c.__dict__.items() if isinstance(m, property)):
+        if isinstance(member.fget, types.FunctionType):
+            found[name] = found.get(name, frozenset()) | mentions(member.fget.__code__).attributes
+    return found
 
 
 def slots_of(kind: type) -> list[str]:
     """The attributes of a class's instances that no dict holds; those of C types are read alone (``complex.real``)."""
     own = [c for c in kind.__mro__ if c.__flags__ & HEAP_TYPE]
-    held = [(name, value) for c in own for name, value in c.__dict__.items() if name != "__dict__"]
-    return [name for name, value in held if isinstance(value, types.MemberDescriptorType)]
+    members = dict[str, Any]()
+    for c in own:
+        members = vars(c) | members  # a property may stand before a slot of the same name
+    return [name for name, value in members.items() if isinstance(value, types.MemberDescriptorType)]
 
 
 def joined(name: str, attribute: str) -> str:

@@ -28,7 +28,7 @@ from ..torch_private.modules import HOOKS_OF_ALL_MODULES
 from ..torch_private.tensors import is_wrapper_subclass
 from .buffers import BUFFERS, held_by, is_buffer
 from .caches import Cache, results_of
-from .found import Found
+from .found import Found, NotLookedInto
 from .guards import Guard, Met, members_said
 from .homes import Homes
 from .hooks import APPLIED, can_be_hooked, hook, says_what_it_has, special_names
@@ -383,8 +383,9 @@ class Reached(Homes):
             if hasattr(value, "rules"):  # a custom_vjp or custom_jvp
                 self._value(Place("slot", value, "rules", joined(name, "rules")), value.rules)
             if own := attributes_of(value) if package_of(kind) != "funcgrad" else None:
-                self._not_looked_into.append((value, own, name))
-                self._of_closed(value, own, name, self._said)
+                made, asked = assigned_by(kind, frozenset(CONSTRUCTORS)), asked_by_properties(kind)
+                self._not_looked_into.append(NotLookedInto(own, name, made, asked))
+                self._of_closed(self._not_looked_into[-1], self._said)
             return
         own = attributes_of(value)
         if own is None and kind.__module__ in HOLD_STATE:
@@ -443,14 +444,16 @@ class Reached(Homes):
             if not is_of_trace(place.read()):
                 self._value(place, place.read())
 
-    def _of_closed(self, value: Any, own: dict[str, Any], name: str, said: Set[str]) -> None:
+    def _of_closed(self, closed: NotLookedInto, said: Set[str]) -> None:
         """What code asks by its name of an object into which nobody looks, and what the caller has put there."""
-        made = assigned_by(type(value), frozenset(CONSTRUCTORS))
-        by_properties = asked_by_properties(type(value), said)
-        for attribute in ((said & self._sets) - made) | (own.keys() & (said | by_properties)):
-            place = Place("item", own, attribute, joined(name, attribute))
+        own, written = closed.attributes, said & self._sets
+        if not written and said.isdisjoint(own) and said.isdisjoint(closed.asked):
+            return  # as for most, and a large library has thousands of functions
+        by_properties = frozenset[str]().union(*(closed.asked[name] for name in closed.asked.keys() & said))
+        for attribute in (written - closed.made) | (own.keys() & (said | by_properties)):
+            place = Place("item", own, attribute, joined(closed.name, attribute))
             now = own.get(attribute, MISSING)
-            if attribute in made:
+            if attribute in closed.made:
                 self._guard(Guard.of_library(place, now))
                 self.see(now, place.name)
                 continue

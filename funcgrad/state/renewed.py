@@ -208,14 +208,28 @@ def reached_unguarded(renewed: Sequence[Renewed], guards: Iterable[Guard]) -> se
     known = {id(g.value) for g in guards if g.how == "is"} | Brought(renewed).parts
     functions: list[Any] = [own.value for own in renewed if isinstance(own.value, types.FunctionType)]
     known |= {id(names) for f in functions for names in (f.__globals__, f.__builtins__)}  # the same of each (_made_of)
+    return {id(inner) for inner in _led_to(renewed, known) if not isinstance(inner, _LEADS_ON_GUARDED)}
+
+
+def may_lead_to(renewed: Sequence[Renewed], values: Iterable[Any]) -> bool:
+    """Whether any of these values may be found by one of the objects: in it, by whatever steps, or in a table of which
+    it may be a key."""
+    wanted = set(map(id, values))
+    are_keys = any(type(own.value).__hash__ is not None for own in renewed)
+    return bool(wanted) and (are_keys or any(id(inner) in wanted for inner in _led_to(renewed, frozenset())))
+
+
+def _led_to(renewed: Sequence[Renewed], known: Collection[int]) -> Iterator[Any]:
+    """What these objects refer to, and so on, but for what is known, by identity."""
     pending: list[Any] = [part for own in renewed for part, _ in parts_of(own.value)]
-    found: set[int] = set()
+    met: set[int] = set()
     while pending:
         for inner in gc.get_referents(pending.pop()):
-            if id(inner) not in known and id(inner) not in found and not isinstance(inner, _LEADS_ON_GUARDED):
-                found.add(id(inner))
-                pending.append(inner)
-    return found
+            if id(inner) not in known and id(inner) not in met:
+                met.add(id(inner))
+                yield inner
+                if not isinstance(inner, _LEADS_ON_GUARDED):
+                    pending.append(inner)
 
 
 def _within(value: Any, depth: int) -> Iterator[Any]:

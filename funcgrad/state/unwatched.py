@@ -18,7 +18,7 @@ from .assumed import Assumed
 from .code import Mentions, builtins_in, mentions, together
 from .impure import seeds, warn_of_clocks
 from .lines import warn
-from .names import taken_apart
+from .names import is_installed_function, taken_apart
 from .reached import CONTAINERS
 from .renamed import original
 
@@ -33,7 +33,8 @@ class Unwatched(Assumed):
     def _warn(self, said: Mentions) -> None:
         """Name, once for each function, what no guard can watch, and code that has run mentions."""
         ran = [function for code, function in self._codes.items() if self._ran is None or code in self._ran]
-        own = together([mentions(original(function.__code__)) for function in ran])
+        own_of = {function: mentions(original(function.__code__)) for function in ran}
+        own = together([*own_of.values()])
         only_reached = (said.globals | said.attributes) - (own.globals | own.attributes | own.strings)
         for value, name in self.unwatched.values():
             if taken_apart(name)[0] in only_reached:
@@ -48,6 +49,9 @@ class Unwatched(Assumed):
             _warn_once(self._root, f"the function asks for {method}() of a functools.lru_cache: {_OF_CACHES[method]}")
         for name in sorted(_ASKED_OF_PROCESS & (own.attributes | own.globals)):
             _warn_once(self._root, _CALLS.format(name))
+        # an installed package asks it of classes of its own
+        if any("__subclasses__" in said.attributes for f, said in own_of.items() if not is_installed_function(f)):
+            _warn_once(self._root, _CALLS.format("__subclasses__"))
         for methods, what in ((_UNHEARD, f"asks for {{}} of a {{}}: {_AS_TRACED}"), (_UNTOLD, _ONCE)):
             for method in sorted(methods.keys() & own.attributes):
                 if kind := next((type(v) for v in self._known.values() if isinstance(v, methods[method])), None):
@@ -70,7 +74,7 @@ class Unwatched(Assumed):
         for function in filter(seeds, ran if any(g.is_fresh() for g in generators) else ()):
             _warn_once(self._root, _SEEDS.format(function.__name__))
         for function in ran:
-            for name in builtins_in(mentions(original(function.__code__)).unseen, function.__globals__):
+            for name in builtins_in(own_of[function].unseen, function.__globals__):
                 _warn_once(self._root, _CALLS.format(name))
 
 
@@ -80,8 +84,8 @@ _SEEDS = (
     "nobody sees whether it is seeded once more: the program does not seed; seed outside"
 )
 _CALLS = f"the function calls {{}}(): {_AS_TRACED}"
-_ASKED_OF_PROCESS = {"__subclasses__", "current_thread", "get_ident", "get_native_id", "active_count", "geterr"}
-"""What is asked of all classes, of threads, and of NumPy."""
+_ASKED_OF_PROCESS = {"current_thread", "get_ident", "get_native_id", "active_count", "geterr"}
+"""What is asked of threads, and of NumPy."""
 _UNHEARD: dict[str, tuple[type, ...]] = {
     "is_set": (threading.Event,),
     "is_alive": (threading.Thread,),

@@ -6,6 +6,8 @@ recorded run).
 
 from __future__ import annotations
 
+import types
+
 import torch
 from attrs import evolve
 
@@ -33,7 +35,8 @@ from ..runtime.captured import CapturedCall
 from ..runtime.key import key_of, with_sizes
 from ..stages import Stages
 from ..state.lines import warn
-from ..state.renewed import Brought
+from ..state.renewed import Brought, may_lead_to
+from ..state.values import is_plain
 from ..state.watch import Watch
 from ..torch_private.autograd import is_of_graph
 from .definition import Definition, Inferring, Plain, Untracked, name_of, runs_graph
@@ -104,10 +107,13 @@ def _captured(
 
 
 def _keeps_objects(facts: Facts, joint: Joint) -> bool:
-    """Whether a program has what is of the call that was compiled: captured tensors, wherever they live; Python that
-    no trace sees."""
-    is_opaque = any(isinstance(node.target, Opaque) for node in joint.graph.fx.nodes)
-    return is_opaque or bool(facts.hooks) or any(isinstance(c.origin, Unresolved) for c in facts.captured)
+    """Whether a program has what is of the objects of the call that was compiled: tensors that are found there, and
+    nobody knows how; Python that no trace sees, but for hooks that close over plain values."""
+    targets = [node.target for node in joint.graph.fx.nodes]
+    is_opaque = any(isinstance(target, Opaque) and not target.takes_none for target in targets)
+    hooks_keep = any(not (isinstance(v, types.FunctionType) or is_plain(v)) for v in facts.hooks or ())
+    unresolved = [c.tensor for c in facts.captured if isinstance(c.origin, Unresolved)]
+    return is_opaque or hooks_keep or may_lead_to(facts.state.brought.renewed, unresolved)
 
 
 def _no_code() -> None:
