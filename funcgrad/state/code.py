@@ -193,7 +193,7 @@ def written_by(code: types.CodeType) -> frozenset[str]:
     return said.stored.union(said.assigned, filled)
 
 
-@functools.lru_cache(maxsize=8192)
+@functools.lru_cache(maxsize=1 << 16)
 def loads_of(code: types.CodeType) -> frozenset[int]:
     """Where a code object loads attributes by a name that it mentions."""
     return frozenset(step.offset for step in dis.get_instructions(code) if step.opname in ATTRIBUTE)

@@ -195,10 +195,10 @@ def _loads(name: str, function: types.FunctionType) -> bool:
     return is_named and name not in function.__globals__ and function.__builtins__ is vars(builtins)  # type: ignore[attr-defined]
 
 
-@functools.lru_cache(maxsize=8192)
+@functools.lru_cache(maxsize=1 << 16)
 def _conversions(code: types.CodeType) -> tuple[tuple[str, bool], ...]:
     """What code loads of these, nested code included, and whether it is called, or looked at, at once."""
-    steps = without_padding(code)
+    steps = without_padding(code) if not _CONVERTED.keys().isdisjoint(code.co_names) else ()
     own = [
         (step.argval, _is_called(steps, at))
         for at, step in enumerate(steps)

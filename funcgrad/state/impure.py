@@ -141,7 +141,7 @@ def seeds(function: types.FunctionType, variables: bool = False) -> bool:
     return False
 
 
-@functools.lru_cache(maxsize=8192)
+@functools.lru_cache(maxsize=1 << 16)
 def _loads(code: types.CodeType) -> list[tuple[str, Any]]:
     """What a code object loads, and how: asked of all code that ran, at each compile."""
     return [(step.opname, step.argval) for step in dis.get_instructions(code) if step.opname.startswith("LOAD")]

@@ -33,7 +33,7 @@ def renamed(
     theirs. A load whose instruction has no room for the number of the new name stays as it is."""
     consts = tuple(renamed(c, names, is_meant) if isinstance(c, types.CodeType) else c for c in code.co_consts)
     text, new = bytearray(code.co_code), [*code.co_names]
-    steps = without_padding(code)
+    steps = without_padding(code) if not names.keys().isdisjoint(new) else ()
     for place, step in enumerate(steps):
         if step.opname in GLOBAL and step.argval in names and step.arg is not None and is_meant(steps, place):
             name = names[step.argval]

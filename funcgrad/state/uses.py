@@ -50,9 +50,10 @@ class Use:
         return self.then if len(self.keys) == len(path) else "read"
 
 
-def without_padding(code: types.CodeType) -> list[dis.Instruction]:
+@functools.lru_cache(maxsize=1024)  # several ask for those of one code object, one after the other
+def without_padding(code: types.CodeType) -> Sequence[dis.Instruction]:
     """The instructions of a code object that do anything."""
-    return [i for i in dis.get_instructions(code) if i.opname not in _NO_OPERATION]
+    return tuple(i for i in dis.get_instructions(code) if i.opname not in _NO_OPERATION)
 
 
 def use_at(steps: Sequence[dis.Instruction], at: int, aliases: bool = True) -> Use:
@@ -108,7 +109,7 @@ def _given_to(steps: Sequence[dis.Instruction], at: int, end: int) -> tuple[str,
     return None
 
 
-@functools.lru_cache(maxsize=8192)
+@functools.lru_cache(maxsize=1 << 16)
 def grown_arguments(code: types.CodeType) -> dict[int, tuple[Any, ...] | None]:
     """The methods by which a function adds to what it is given, for each of its arguments by position; None where it
     may do anything else with it."""
