@@ -324,11 +324,19 @@ def _take_apart(
     return Node(type(value), shape.steps, shape.context, children)
 
 
+def keyword_names(names: Sequence[str], keywords: Iterable[str]) -> list[str]:
+    """What keyword arguments are called beside positional ones of these names: as they are, but where one of these is
+    called so, too (``def f(x, /, **others)``, ``def f(*args, **others)``)."""
+    taken = {name.partition("[")[0] for name in names}
+    return [f"kwargs[{k!r}]" if k in taken else k for k in keywords]
+
+
 def flatten_arguments(
     names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[list[Any], list[str]]:
     """The leaves of the arguments of a call, and the path of each, by the name of its argument."""
-    found = [flatten(value, name) for name, value in (*zip(names, args, strict=True), *kwargs.items())]
+    named = zip((*names, *keyword_names(names, kwargs)), (*args, *kwargs.values()), strict=True)
+    found = [flatten(value, name) for name, value in named]
     return [leaf for leaves, _, _ in found for leaf in leaves], [path for _, _, paths in found for path in paths]
 
 

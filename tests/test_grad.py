@@ -194,6 +194,18 @@ class TestArguments:
         equal(c(x, scale=3.0), torch.full((3,), 3.0))
         equal(c(x, shift=x), 2 + 2 * x * 0 + x)
 
+    def test_keywords_called_as_positional_arguments_are(self):
+        """Which Python allows where the one is positional alone, or among ``*args``."""
+        named = lambda x, /, **others: (x * others["x"]["w"] * others["self"]).sum()  # noqa: E731
+        among = lambda *args, **others: (args[0] * args[1] * others["args"][0]).sum()  # noqa: E731
+        by_name, by_position = fg.grad_compiled(named), fg.grad_compiled(among, argnums=1)
+        for scale in (2.0, 3.0, 4.0):
+            x = torch.full((3,), scale)
+            equal(by_name(x, x={"w": x + 1}, self=x + 2), (x + 1) * (x + 2))
+            equal(by_position(x, x.sin(), args=[x + 1]), x * (x + 1))
+        assert by_name.cache_info().misses == by_position.cache_info().misses == 1
+        assert "kwargs['x']['w']" in str(by_name.explain(x, x={"w": x + 1}, self=x + 2))
+
     def test_static_argnums(self):
         def f(x, config):
             return (x * config["scale"]).sum()

@@ -14,7 +14,7 @@ from ..state.given import is_watched
 from ..state.places import Place
 from ..state.renewed import Renewed
 from ..state.unread import is_unread
-from ..trees import Container, Node, Tree, children_of, containers_in, put_together
+from ..trees import Container, Node, Tree, children_of, containers_in, keyword_names, put_together
 from .results import hidden_tensor
 
 
@@ -114,8 +114,8 @@ class Inputs:
         assert isinstance(positional, Node) and isinstance(keywords, Node)
         own = zip(args, positional.children, self.names, strict=True)
         given = [(value, tree, name, f"args__{i}") for i, (value, tree, name) in enumerate(own)]
-        named = zip(kwargs.items(), keywords.children, strict=True)
-        given += [(value, tree, name, f"kwargs__{i}") for i, ((name, value), tree) in enumerate(named)]
+        named = zip(kwargs.values(), keywords.children, keyword_names(self.names, kwargs), strict=True)
+        given += [(value, tree, name, f"kwargs__{i}") for i, (value, tree, name) in enumerate(named)]
         return [found for value, tree, name, variable in given for found in containers_in(value, tree, name, variable)]
 
 

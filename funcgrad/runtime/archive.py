@@ -296,7 +296,7 @@ class LoadedProgram(Shown):
     assumes: tuple[tuple[str, str], ...]
     _reads: tuple[Read, ...]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Raises ``ArgumentError``, which says what differs, for a call that the program is not for, and
         ``UnsupportedTransformError`` inside a trace or under a transform of torch.func."""
         if transforms_or_duals() or active_trace() is not None:

@@ -41,7 +41,7 @@ from ..torch_private.tensors import (
     is_wrapper_subclass,
     storage_id,
 )
-from ..trees import LEAF, Node, Tree, differences, flatten
+from ..trees import LEAF, Node, Tree, differences, flatten, keyword_names
 from .holds import holds, still_answers
 
 Dim = int | str
@@ -326,7 +326,7 @@ def flatten_call(
     """The leaves of a call, their paths, and the structure of ``(args, kwargs)``. A static argument is one leaf,
     whatever it is."""
     leaves, paths, children = list[Any](), list[str](), list[Tree]()
-    for name, arg in [*zip(names, args, strict=True), *kwargs.items()]:
+    for name, arg in zip((*names, *keyword_names(names, kwargs)), (*args, *kwargs.values()), strict=True):
         own, tree, own_paths = ([arg], LEAF, [name]) if name in static else flatten(arg, name)
         leaves, paths, children = leaves + own, paths + own_paths, [*children, tree]
     n = len(args)
@@ -340,7 +340,8 @@ def key_of_arguments(key: CallKey, args: Sequence[Any], kwargs: Mapping[str, Any
     assert isinstance(key.tree, Node)
     positional, keywords = key.tree.children
     assert isinstance(positional, Node) and isinstance(keywords, Node)
-    named = zip((*key.names, *keywords.context), (*positional.children, *keywords.children), strict=True)
+    called = *key.names, *keyword_names(key.names, keywords.context)
+    named = zip(called, (*positional.children, *keywords.children), strict=True)
     names = [*key.names, *(f"argument {i}" for i in range(len(key.names), len(args)))][: len(args)]
     leaves, paths, tree = flatten_call(names, {name for name, child in named if child == LEAF}, args, kwargs)
     specs = tuple(map(spec_of, leaves, paths))

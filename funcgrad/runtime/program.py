@@ -100,7 +100,7 @@ class Program(Shown):
         """
         save(path, self.name, self.around, self.sources, self.backend, self.call)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """A call of this very program: nothing is compiled, whatever the arguments are.
 
         Raises ``ArgumentError``, which says what differs, for a call that the program is not for, and

@@ -148,7 +148,7 @@ class _Opaque(Decorated):
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         name, where = name_of(self.function), user_line()
         function, args = _by_position(self.function, args, kwargs)
         self._require_no_traced_closure(name, where)

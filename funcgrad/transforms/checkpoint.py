@@ -61,7 +61,7 @@ class Checkpointed(Decorated):
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if active_trace() is None and transform_active():
             return self.function(*args, **kwargs)
         contexts: Callable[[], Any] = noop_context_fn

@@ -57,7 +57,7 @@ class Compiled(Programs):
         self._inferring: dict[bool, Compiled] = {}
         """By grad mode, what is called in place of this in inference mode, where the function leaves that."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if dispatch_mode_active():
             tell_of_dispatch_modes(self.__name__, self._options)
         if profiler._is_profiler_enabled:
@@ -92,7 +92,7 @@ class Compiled(Programs):
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def program(self, *args: Any, **kwargs: Any) -> Program:
+    def program(self, /, *args: Any, **kwargs: Any) -> Program:
         """The program for a call with these arguments; compiles it if needed, runs nothing."""
         with self._compile_lock:
             inputs = take_apart(self._definition, self._options, args, kwargs)
@@ -103,7 +103,7 @@ class Compiled(Programs):
         with torch.inference_mode(False):
             return inferring.program(*args, **kwargs)
 
-    def saved(self, *args: Any, **kwargs: Any) -> SavedValues:
+    def saved(self, /, *args: Any, **kwargs: Any) -> SavedValues:
         """What a call with these arguments keeps for its backward pass: bytes, shape, dtype, line, reason, and the
         cost of computing it again instead. Runs nothing. Of a gradient, which runs as one program: what lives on
         from its forward part to its backward part, where that computes anything again (elsewhere the order of the
@@ -111,7 +111,7 @@ class Compiled(Programs):
         program = self.program(*args, **kwargs)
         return saved_values(self.__name__, program.joint, program.partition)
 
-    def memory(self, *args: Any, **kwargs: Any) -> MemoryUse:
+    def memory(self, /, *args: Any, **kwargs: Any) -> MemoryUse:
         """Bytes that a call takes above what is there before: runs it once, with its backward pass if it has one, on
         copies of what it reads, so that it writes to nothing, and draws nothing from the generators."""
         program = self.program(*args, **kwargs)
@@ -127,16 +127,16 @@ class Compiled(Programs):
                     program = self._program_on(inputs, path_after(program, miss), others)
         return MemoryUse(self.__name__, program.partition.saved_bytes, predicted_peak(program.schedule), measured)
 
-    def cost(self, *args: Any, **kwargs: Any) -> Cost:
+    def cost(self, /, *args: Any, **kwargs: Any) -> Cost:
         """Operations, bytes moved, and the time both need at least on this machine. Does not run the function."""
         return cost_of(self.program(*args, **kwargs))
 
-    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+    def explain(self, /, *args: Any, **kwargs: Any) -> Explanation:
         """What the program for a call with these arguments reads, writes and takes for granted, and what would
         compile it again. Runs nothing."""
         return Explanation(self.program(*args, **kwargs))
 
-    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+    def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
         """As in JAX: ``c.lower(*args).compile()`` is ``c.program(*args)``, to be called with arguments like these."""
         return Lowered(lambda: self.program(*args, **kwargs))
 
@@ -144,7 +144,7 @@ class Compiled(Programs):
         """Hits, misses, bound and size of the program cache, as ``functools.lru_cache`` reports them."""
         return self._cache.info()
 
-    def explain_miss(self, *args: Any, **kwargs: Any) -> str:
+    def explain_miss(self, /, *args: Any, **kwargs: Any) -> str:
         """Why a call with these arguments would compile: the differences to the nearest program. Says so if it would
         not."""
         inputs = take_apart(self._definition, self._options, args, kwargs)
@@ -205,7 +205,7 @@ class _Bound:
         self.__func__ = compiled
         self.__self__ = instance
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self.__func__(self.__self__, *args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Bound:

@@ -153,7 +153,7 @@ class CustomVjp(_Custom):
         """Say how the function is differentiated (``custom_vjp``)."""
         self.rules = self.function, fwd, bwd
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         call, tensors = self._call_of(args, kwargs)
         return results_of(VjpFunction.apply(call, *tensors))  # type: ignore[no-untyped-call]
 
@@ -180,7 +180,7 @@ class CustomJvp(_Custom):
             )
         self.rules = self.function, functools.partial(_sum_of_rules, self, rules)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         call, tensors = self._call_of(args, kwargs)
         return results_of(JvpFunction.apply(call, *tensors))  # type: ignore[no-untyped-call]
 

@@ -43,7 +43,7 @@ class Definition(Protocol):
     def root(self) -> Callable[..., Any]:
         """The caller's function."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any: ...
 
     @property
     def splits(self) -> bool:
@@ -147,7 +147,7 @@ class Plain(Definition):
 
     root: Callable[..., Any]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         with nesting():
             return self.root(*args, **kwargs)
 
@@ -187,7 +187,7 @@ class Untracked(Of):
     again inside, what comes of that is differentiable, as it is for any part of a function. Whoever calls it puts grad
     mode back, and so knows in which the function has ended."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         torch.set_grad_enabled(False)
         return self.of(*args, **kwargs)
 
@@ -199,7 +199,7 @@ class Inferring(Of):
 
     grad_mode: bool
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         with torch.inference_mode(), torch.set_grad_enabled(self.grad_mode):
             return self.of(*args, **kwargs)
 
@@ -218,7 +218,7 @@ class Gradient(Definition):
     order: tuple[str, ...]
     splits = False
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Forward and backward, by ``torch.autograd.grad``: the trace records both."""
         if torch.is_inference_mode_enabled():  # which torch.func's transforms leave from 2.13 on
             with outside_inference_mode():
@@ -280,7 +280,7 @@ class Gradient(Definition):
             )
         return result, aux
 
-    def _by_torch_func(self, *args: Any, **kwargs: Any) -> Any:
+    def _by_torch_func(self, /, *args: Any, **kwargs: Any) -> Any:
         positions_of(self.argnums, self.root, len(args))
 
         def checked(*args: Any, **kwargs: Any) -> Any:

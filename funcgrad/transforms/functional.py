@@ -51,7 +51,7 @@ class Transformed(Definition):
     none: bool = True
     """Whether None is a container of nothing; to vmap it is a leaf."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         with nesting():
             return of_given(self.transform(over_carried(self.root, self.none)), self.none)(*args, **kwargs)
 

@@ -110,7 +110,7 @@ class Programs(abc.ABC):
         self.__qualname__ = getattr(definition.root, "__qualname__", self.__name__)
 
     @abc.abstractmethod
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """A call under whatever transforms run."""
 
     def run_first_fit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

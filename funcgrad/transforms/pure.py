@@ -390,7 +390,7 @@ class AtLevel(Of):
     replays = True
     at_level = True
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         with nesting() if isinstance(self.of, Pullback) else contextlib.nullcontext():
             return self.of(*args, **kwargs)
 
