@@ -51,6 +51,9 @@ COMPOSED = {
     "cumprod": lambda x: x.cumprod(0),
     "cumprod with zeros": lambda x: (x * (torch.arange(x.shape[0]) % 2)[:, None]).cumprod(-2),
     "cumprod of complex ones": lambda x: torch.complex(x, x.cos()).cumprod(0).imag,
+    "mean of complex ones": lambda x: torch.complex(x, x.cos()).mean(0).imag,
+    "var of complex ones": lambda x: torch.complex(x, x.cos()).var(),
+    "as many complex ones": lambda x: torch.add(torch.complex(x, x.cos()), x, alpha=x.shape[0]).abs(),
 }  # fmt: skip
 
 

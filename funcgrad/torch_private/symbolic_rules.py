@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, _prims_common
 from torch._prims_common import suggest_memory_format
 from torch.autograd import forward_ad
 
@@ -155,6 +155,9 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     return out.view(x.shape[0], x.shape[1], out.shape[1])
 
 
+_TO_TYPE = _prims_common.dtype_to_type_ctor
+
+
 _FORMULAS: dict[Any, Callable[..., Any]] = {
     _aten.cat.default: _joined(torch.cat),
     _aten.stack.default: _joined(torch.stack),
@@ -173,9 +176,20 @@ _FORMULAS: dict[Any, Callable[..., Any]] = {
 }
 
 
+def _to_type(dtype: torch.dtype) -> Callable[[Any], Any]:
+    """What makes a number that an operator is given one of its dtype, where PyTorch infers what it makes: a symbol
+    stays one beside complex numbers, too. ``complex`` would fix it."""
+    own = _TO_TYPE(dtype)
+    if not dtype.is_complex:
+        return own
+    symbols = torch.SymInt, torch.SymFloat
+    return lambda value: value if isinstance(value, symbols) and sizes_are_symbols() else own(value)
+
+
 @functools.cache
 def install() -> None:
     """Let the Python dispatcher find them, from the first trace on in which sizes are symbols."""
+    _prims_common.dtype_to_type_ctor = _to_type
     for op, rule in _FORMULAS.items():
         _install(op, _Key.Autograd, _of_tangents(rule))
     _install(_aten.linear.default, _Key.FuncTorchDynamicLayerFrontMode, _linear)
