@@ -67,3 +67,37 @@ def test_what_a_function_reads_is_replaced_by_what_has_nothing_of_it(first):
             held[0] = KINDS[kind]()
             inside.v = types.SimpleNamespace(v=held[0])
             assert torch.equal(f(two()), used(two(), held[0])), kind
+
+
+ASKS_TYPE = {
+    "isinstance": lambda t: isinstance(t, nn.Parameter),
+    "type": lambda t: type(t) is nn.Parameter,
+    "class": lambda t: t.__class__.__name__ == "Parameter",
+}
+
+
+@pytest.mark.parametrize("asks", ASKS_TYPE)
+@pytest.mark.parametrize("kept", [Box, lambda v: types.SimpleNamespace(v=v), lambda v: [v], lambda v: {"v": v}])
+def test_a_tensor_that_each_call_replaces_is_of_another_type(kept, asks):
+    """It is computed with in no call, and may be another one in each; its type says what is computed."""
+
+    def replace(box, by):
+        if isinstance(box, (list, dict)):
+            at = 0 if isinstance(box, list) else "v"
+            held, box[at] = box[at], by
+        else:
+            held, box.v = box.v, by
+        return held
+
+    def f(box, x):
+        return x * 2 if ASKS_TYPE[asks](replace(box, x + 1)) else x * 3
+
+    own, plain = kept(two()), kept(two())
+    compiled = fg.jit(lambda x: f(own, x))
+    for i in range(6):
+        if i in (2, 5):
+            for box in (own, plain):
+                replace(box, nn.Parameter(two()))
+        x = torch.full((2,), float(i))
+        assert torch.equal(compiled(x), f(plain, x)), i
+    assert compiled.cache_info().misses == 2

@@ -931,3 +931,40 @@ def test_what_was_saved_dies_as_backward_goes_on():
 
     (out,) = layer.boxed(kernel)(values)
     torch.testing.assert_close(out, torch.full((3,), 3.0))
+
+
+class SaysItself(torch.Tensor):
+    """No wrapper: it says itself what a sine is."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        func = torch.cos if func is torch.sin else func
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class OwnParameter(torch.nn.Parameter):
+    pass
+
+
+@pytest.mark.parametrize("kind", [SaysItself, OwnParameter])
+@pytest.mark.parametrize("how", ["argument", "captured", "gradient", "vmap"])
+def test_no_program_of_plain_tensors_takes_a_subclass_that_is_no_wrapper(kind, how):
+    box = {}
+    plain = {
+        "argument": lambda: fg.jit(lambda x: x.sin()),
+        "captured": lambda: fg.jit(lambda: box["x"].sin()),
+        "gradient": lambda: fg.grad_compiled(lambda x: x.sin().sum()),
+        "vmap": lambda: fg.vmap_compiled(lambda x: x.sin()),
+    }[how]()
+
+    def called(x):
+        box["x"] = x
+        return plain() if how == "captured" else plain(x)
+
+    is_parameter = issubclass(kind, torch.nn.Parameter)
+    x = torch.ones(3, requires_grad=is_parameter)
+    for own in (x, torch.nn.Parameter(x.detach(), is_parameter), x):
+        torch.testing.assert_close(called(own).detach(), x.cos() if how == "gradient" else x.sin(), check_stride=False)
+    with pytest.raises(fg.UnsupportedTensorError, match=kind.__name__):
+        called(x.detach().as_subclass(kind).requires_grad_(is_parameter))
+    assert plain.cache_info().misses == 1

@@ -69,7 +69,7 @@ def other_places(
     # another one in each call, or after it
     stored |= {p.location for p, _ in unused if id(p.root) in facts.state.brought.parts}
     renewed = {id(t) for place, t in unused if place.identity in given or place.is_renewed(stored, refilled)}
-    guards = [Guard(p, None, "a tensor") if id(t) in renewed else Guard(p, weakref.ref(t), "tensor") for p, t in unused]
+    guards = [Guard(p, *((type(t), "a tensor") if id(t) in renewed else (weakref.ref(t), "tensor"))) for p, t in unused]
     origins = [(c.origin, c.tensor) for c in facts.captured if isinstance(c.origin, Place)]
     compares, kept = watch.said.compares_objects, {place.identity for place, _ in left}
     for place, t in unused:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from ..autograd_state import family_of
 from ..capture.memory import history
@@ -41,7 +42,8 @@ def print_key_guards(
     Objects the lines refer to are added to ``constants``. Inner tensors get ``fresh`` names, which are added to
     ``inner_names`` by the expression they stand for.
     """
-    constants.update(keys=dispatch_keys, ambient=ambient, holds=holds, Tensor=Tensor, AMBIENT=key.ambient)
+    constants.update(keys=dispatch_keys, ambient=ambient, holds=holds, AMBIENT=key.ambient)
+    constants.update(Tensor=Tensor, Parameter=Parameter)
     wrapped = any(isinstance(v, Tensor) and is_transform_wrapper(v) for v in examples)
     memory_of = "storage_id({})" if wrapped else STORAGE_ID
     constants.update(storage_id=storage_id, unwrap_dead=unwrap_dead)
@@ -85,9 +87,8 @@ def print_key_guards(
                 lines.append(f"if {_tensor_differs(name, spec, constants)}: {otherwise}")
         elif isinstance(spec, SubclassSpec):
             constants |= {f"type_{name}": spec.kind, f"static_{name}": spec.flattened.value}
-            lines.append(
-                f"if type({name}) is not type_{name} or {_tensor_differs(name, spec.outer, constants)}: {otherwise}"
-            )
+            differs_in = _tensor_differs(name, spec.outer, constants, f"is not type_{name}")
+            lines.append(f"if {differs_in}: {otherwise}")
             lines.append(f"if not holds(static_{name}, {name}.__tensor_flatten__()): {otherwise}")
             inner = [(fresh(f"{name}_{attr}"), f"{expression}.{attr}", own) for attr, own in spec.inner]
             lines += [f"{own_name} = {at}" for own_name, at, _ in inner]
@@ -163,13 +164,17 @@ def _aliases_differ(pattern: Sequence[tuple[Any, ...]], names: Sequence[str], me
         yield " or ".join(conditions)
 
 
-def _tensor_differs(name: str, spec: TensorSpec, constants: dict[str, Any]) -> str:
+def _tensor_differs(
+    name: str, spec: TensorSpec, constants: dict[str, Any], is_other: str = "not in (Tensor, Parameter)"
+) -> str:
+    """A condition that is true where a value is no such tensor. ``is_other``: what its type is then; other subclasses
+    say themselves what PyTorch does."""
     dtype = "bool_" if spec.dtype is torch.bool else str(spec.dtype).removeprefix("torch.")  # bool is Python's
     device = str(spec.device).replace(":", "_")
     constants[dtype], constants[device] = spec.dtype, spec.device
     shape, stride = map(_tuple, (spec.shape, spec.stride))
     return (
-        f"not isinstance({name}, Tensor) or {name}.dtype is not {dtype} or {name}.shape != {shape} or {name}.stride() "
+        f"type({name}) {is_other} or {name}.dtype is not {dtype} or {name}.shape != {shape} or {name}.stride() "
         f"!= {stride}"
         f" or {name}.requires_grad is not {spec.requires_grad} or {name}.device != {device} or "
         f"keys({name}).raw_repr() != {spec.bits}"

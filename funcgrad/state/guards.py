@@ -53,7 +53,7 @@ _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
     "tensor": lambda was, now: was() is now,
     "one": lambda was, now: all(now is place.read() for place in was),
     "apart": lambda was, now: all(now is not place.read() for place in was),
-    "a tensor": lambda was, now: isinstance(now, Tensor),
+    "a tensor": lambda was, now: type(now) is was,
     "present": lambda was, now: True,
     "shape": lambda was, now: same_shape(was, now),
 }
@@ -92,8 +92,8 @@ class Guard:
     """A program fits only where a place holds ``value``: ``how`` says how they are compared; ``"fixed"``: as
     ``"equal"``, but code that no trace sees reads it, so that no symbol may stand there; ``"absent"``: only
     where it holds nothing; ``"present"``: only where it holds anything; ``"tensor"``: only where it holds what the
-    weak reference ``value`` leads to (``"a tensor"``: any one); ``"shape"``: a container of this ``shape_of``;
-    ``"one"`` (``"apart"``): the object that the places ``value`` hold (or none of these)."""
+    weak reference ``value`` leads to (``"a tensor"``: any one of this type); ``"shape"``: a container of this
+    ``shape_of``; ``"one"`` (``"apart"``): the object that the places ``value`` hold (or none of these)."""
 
     place: Place
     value: Any
@@ -192,7 +192,7 @@ class Guard:
         if self.how == "shape":
             return f"not {constant(same_shape)}({value}, {now})"
         if self.how == "a tensor":
-            return f"not isinstance({now}, {constant(Tensor)})"
+            return f"type({now}) is not {value}"
         if self.how == "tensor":
             return f"{now} is not {value}()"
         if self.how in ("one", "apart"):

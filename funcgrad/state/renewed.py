@@ -186,7 +186,8 @@ def one_by_one(guard: Guard) -> list[Guard]:
 
 def _of_item(place: Place, value: Any) -> Iterator[Guard]:
     """The guards on what a container held in a place; of a tuple, which may be another one, those on its items, too."""
-    yield Guard(place, None, "a tensor") if isinstance(value, torch.Tensor) else Guard.of(place, value)
+    is_tensor = isinstance(value, torch.Tensor)
+    yield Guard(place, type(value), "a tensor") if is_tensor else Guard.of(place, value)
     if isinstance(value, tuple) and not is_plain(value):
         yield Guard(place, shape_of(value), "shape")
         for i, item in enumerate(value):

@@ -18,6 +18,8 @@ from .. import refusals
 from ..show.parts import Doc, Table
 from ..show.shown import Shown
 from ..slots import Stored
+from ..torch_private.fakes import without_modes
+from ..torch_private.modes import without_function_modes
 from .buffers import held_by, holds_now
 from .effects import Count, Effect, Grow, Refill, Store, refill
 from .given import IntoArguments
@@ -324,8 +326,10 @@ def _put_back(guard: Guard) -> Any:
     is_gone |= guard.how == "absent" and place.kind == "context"
     if is_gone or place.kind in ("itself", "type", "default") or guard.how in _OF_NO_VALUE:
         raise refusals.CHANGED_BEFORE_BACKWARD(place, guard.explain(), where=str(place))
-    # of a tensor that was met and not computed with, all that was read is that it is one
-    was = guard.value() if guard.how == "tensor" else torch.empty(0) if guard.how == "a tensor" else guard.value
+    was = guard.value() if guard.how == "tensor" else guard.value
+    if guard.how == "a tensor":  # which was met and not computed with: all that was read is that it is one, of a type
+        with without_modes(), without_function_modes():
+            was = torch.empty(0).as_subclass(guard.value)
     later = place.later_names if guard.how == "absent" else ()
     try:
         place.write(MISSING if guard.how == "absent" else was)
