@@ -101,3 +101,68 @@ def test_a_tensor_that_each_call_replaces_is_of_another_type(kept, asks):
         x = torch.full((2,), float(i))
         assert torch.equal(compiled(x), f(plain, x)), i
     assert compiled.cache_info().misses == 2
+
+
+ONES, TWOS = two() - 1, two()
+IS_KEY = {
+    "get": lambda x, held: x * {ONES: 5.0}.get(held, 3.0),
+    "item": lambda x, held: x * {ONES: 5.0, TWOS: 6.0}[held],
+    "length": lambda x, held: x * len({ONES, held}),
+    "union": lambda x, held: x * len({ONES} | {held}),
+    "counted": lambda x, held: x * collections.Counter([ONES, held])[ONES],
+    "hash": lambda x, held: x * (2 if hash(held) == hash(ONES) else 3),
+}
+
+
+RATES = {ONES: 5.0, TWOS: 6.0}
+IS_KEY["captured"] = lambda x, held: x * RATES.get(held, 1.0)
+
+
+@pytest.mark.filterwarnings("ignore::funcgrad.RecompileWarning")
+@pytest.mark.parametrize("stores", [False, True])
+@pytest.mark.parametrize("name", IS_KEY)
+def test_a_tensor_is_a_key_and_another_one_takes_its_place(name, stores):
+    """Which it is decides, and no comparison stands in the code."""
+    own, plain = Box(ONES), Box(ONES)
+
+    def f(box, x):
+        found = IS_KEY[name](x, box.v)
+        if stores:
+            box.v = x + 1
+        return found
+
+    compiled = fg.jit(lambda x: f(own, x))
+    for held in (ONES, TWOS, ONES, two(), TWOS):
+        if not stores:
+            own.v = plain.v = held
+        x = two()
+        try:
+            wanted = f(plain, x)
+        except KeyError:
+            with pytest.raises(KeyError):
+                compiled(x)
+        else:
+            assert torch.equal(compiled(x), wanted)
+
+
+@pytest.mark.parametrize("kept", [dict, lambda: Box({})])
+def test_each_call_stores_under_another_key(kept):
+    """What stands under the others is another tensor then, and nobody has asked for it."""
+    own, plain = kept(), kept()
+
+    def items(of):
+        return of.v if isinstance(of, Box) else of
+
+    def f(of, x, k):
+        into = of.v if isinstance(of, Box) else of
+        into["abc"[k]] = x * (k + 1)
+        return into["abc"[k]] + len(into)
+
+    compiled = fg.jit(lambda x, k: f(own, x, k))
+    for i in range(12):
+        x = torch.full((2,), float(i))
+        assert torch.equal(compiled(x, i % 3), f(plain, x, i % 3))
+        if i == 5:
+            misses = compiled.cache_info().misses
+    assert all(torch.equal(items(own)[k], items(plain)[k]) for k in "abc")
+    assert compiled.cache_info().misses == misses

@@ -65,10 +65,12 @@ def other_places(
     also = tuple((place, slot_of[id(t)]) for place, t in held if id(t) in slot_of)
     stored = {effect.place.location for effect in written if isinstance(effect, Store)}
     refilled = {id(effect.container) for effect in written if isinstance(effect, Refill)}
+    refilled |= {owner for kind, owner, _ in stored if kind == "item"}  # the next call may store under another key
     unused = [(place, t) for place, t in held if id(t) not in slot_of]
     # another one in each call, or after it
     stored |= {p.location for p, _ in unused if id(p.root) in facts.state.brought.parts}
     renewed = {id(t) for place, t in unused if place.identity in given or place.is_renewed(stored, refilled)}
+    renewed -= watch.keys.keys()
     guards = [Guard(p, *((type(t), "a tensor") if id(t) in renewed else (weakref.ref(t), "tensor"))) for p, t in unused]
     origins = [(c.origin, c.tensor) for c in facts.captured if isinstance(c.origin, Place)]
     compares, kept = watch.said.compares_objects, {place.identity for place, _ in left}
@@ -85,4 +87,6 @@ def other_places(
             if own := tuple(p for p, one in others if one == is_one):
                 guards.append(Guard(place, own, how))
     guards += [guard for place, t in unused for guard in watch.lacking(place, t)]
+    used = [(place, t) for place, t in (*origins, *held) if id(t) in slot_of and id(t) in watch.keys]
+    guards += [Guard(place, weakref.ref(t), "tensor") for place, t in used]
     return also, tuple(place for place, t in unused if compares and id(t) in renewed), tuple(guards)

@@ -177,9 +177,11 @@ def replacements_of(trace: Trace) -> dict[str, Replacement]:
 
 
 def _hash(trace: Trace, original: Callable[[Any], int], tensor: torch.Tensor) -> int:
-    """What stands for a tensor is a key of the function's own containers, and of no other one."""
+    """What stands for a tensor is a key of the function's own containers, and of no other one. Of a captured one it is
+    guarded which it is."""
     if trace.watch is not None and is_user_file(sys._getframe(2).f_code.co_filename):
         trace.watch.require_no_key(tensor)
+        trace.watch.keys[id(tensor)] = tensor
     return original(tensor)
 
 

@@ -82,7 +82,7 @@ _PLACES = (
     _Place(*LINEAR_FOLDING, "folding", stays=True),
     _Place(*TENSOR_TEXT, "text", stays=True),
     _Place(FunctionalTensor, "__repr__", "own text"),
-    _Place(FunctionalTensor, "__hash__", "hash"),
+    _Place(torch.Tensor, "__hash__", "hash"),
     *(_Place(*place, "level", stays=True) for place in ENTER_LEVELS),
     *(_Place(kind, "forward", name, stays=True) for kind, name in FORWARDS.items()),
     *(_Place(*place, stays=True) for place in PLACES),

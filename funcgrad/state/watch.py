@@ -87,6 +87,8 @@ class Watch(Loggers):
         self.identities = Identities(hears_identities, lambda: keyed_by_tensors(self.met.values(), True) is not None)
         self.given_tensors: Set[int] = frozenset()
         """By identity, what stands for the tensors that the function is given."""
+        self.keys: dict[int, Tensor] = {}
+        """By identity, tensors that code of the caller's has looked for, or put somewhere, by which object they are."""
         self.held_ended: dict[int, tuple[Place, Tensor]] = {}  # tensors of levels that have ended, which were read
         self.put_numbers(numbers)
         try:
