@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import func
+from torch.utils._pytree import tree_leaves, tree_structure
 from transformed import F64, OPTIONS, jit, same
 
 import funcgrad as fg
@@ -356,6 +357,32 @@ def test_a_batch_of_tangents_of_autograd_functional(x):
     c = jit(torch.sin)
     same(torch.autograd.functional.jacobian(c, x, vectorize=True, strategy="forward-mode"), func.jacfwd(torch.sin)(x))
     same(torch.autograd.functional.jacobian(c, x, vectorize=True), func.jacfwd(torch.sin)(x))
+
+
+FORWARD = {"vectorize": True, "strategy": "forward-mode"}
+FORWARD_OVER_REVERSE = {"vectorize": True, "outer_jacobian_strategy": "forward-mode"}
+OF_AUTOGRAD = torch.autograd.functional
+GO_FORWARD = {
+    "one": lambda x: OF_AUTOGRAD.jacobian(torch.sin, x, **FORWARD),
+    "a number": lambda x: OF_AUTOGRAD.jacobian(torch.exp, x[0, 0], **FORWARD),
+    "several": lambda x: OF_AUTOGRAD.jacobian(lambda x, y: (x.sin() @ y.mT, y.sum()), (x, x.cos()), **FORWARD),
+    "unused": lambda x: OF_AUTOGRAD.jacobian(lambda x, y: (x.sin(), torch.ones(2)), (x, x[0]), **FORWARD),
+    "a tuple of one": lambda x: OF_AUTOGRAD.jacobian(lambda x: (x.sin(),), (x,), **FORWARD),
+    "hessian": lambda x: OF_AUTOGRAD.hessian(lambda x: x.sin().prod(), x, **FORWARD_OVER_REVERSE),
+    "hessians": lambda x: OF_AUTOGRAD.hessian(lambda x, y: (x * y.exp()).prod(), (x, x[0]), **FORWARD_OVER_REVERSE),
+}
+
+
+@pytest.mark.parametrize("name", GO_FORWARD)
+def test_autograd_functional_goes_forward_inside(name, x):
+    f = GO_FORWARD[name]
+    c = jit(f)
+    for own in (x, x.cos(), x.clone().requires_grad_()):
+        found, wanted = c(own), f(own)
+        assert tree_structure(found) == tree_structure(wanted)
+        same(found, wanted)
+    of_both = (torch.autograd.grad(tree_leaves(of(own))[0].pow(2).sum(), own) for of in (c, f))
+    same(*of_both)
 
 
 # ── what forward saved ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -17,7 +17,7 @@ from ..inside import having
 from ..state.conversions import TypeOf
 from ..state.lines import HERE, TORCH, is_user_file, user_line
 from ..state.restart import Restart
-from ..torch_private.autograd import is_below_autograd
+from ..torch_private.autograd import forward_jacobian, is_below_autograd
 from ..torch_private.fakes import FAKES
 from ..torch_private.patches import NO_HOOK, is_folded
 from .captures import GradientsMatter, LeavesInferenceMode
@@ -153,6 +153,7 @@ def replacements_of(trace: Trace) -> dict[str, Replacement]:
         # a program is one range: nobody enters its modules
         "hook of tracker": lambda *_, **how: NO_HOOK,
         "swap": _no_swap,
+        "forward jacobian": forward_jacobian,
         "folding": _folded_outside,
         # where no overload of an operator fits, C++ writes its arguments down, and goes on to the next one
         "text": lambda original, tensor, **how: type_text(tensor) if is_below_autograd() else original(tensor, **how),

@@ -28,7 +28,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..generators import initial_seed
 from ..inside import having
-from ..torch_private.autograd import APPLIES, SET_MATERIALIZES, SETS_SAVED_HOOKS
+from ..torch_private.autograd import APPLIES, FORWARD_JACOBIAN, SET_MATERIALIZES, SETS_SAVED_HOOKS
 from ..torch_private.functional import AS_THEY_ARE, FunctionalTensor, attributes_held
 from ..torch_private.patches import (
     BACKWARD_ENGINE,
@@ -71,6 +71,7 @@ _PLACES = (
     _Place(RemovableHandle, "remove", "removed hook"),
     _Place(torch.utils.checkpoint, CHECKPOINT_GENERATOR, "checkpoint"),
     _Place(*BACKWARD_ENGINE, "engine"),
+    _Place(*FORWARD_JACOBIAN, "forward jacobian"),
     _Place(*CAUSAL_MASK, "causal mask", stays=True),
     *(_Place(module, name, name) for module in (torch, torch.random) for name in ("manual_seed", "seed")),
     _Place(torch.Generator, "manual_seed", "generator seed"),

@@ -239,3 +239,38 @@ def forbid_writes(view: torch.Tensor) -> torch.Tensor:
     """A view that autograd lets nobody write to, as a leaf that requires grad."""
     set_creation_meta(view, torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE)  # type: ignore[attr-defined]
     return view
+
+
+_functorch: Any = torch._C._functorch
+_of_functions: Any = torch.autograd.functional
+FORWARD_JACOBIAN = torch.autograd.functional, "_jacfwd"
+"""By which ``torch.autograd.functional.jacobian`` and ``hessian`` go forward."""
+
+
+@contextlib.contextmanager
+def _requires_grad_allowed() -> Iterator[None]:
+    """Inside, ``x.requires_grad_()`` is carried out at a level of torch.func, too."""
+    before = _functorch.get_inplace_requires_grad_allowed()
+    _functorch.set_inplace_requires_grad_allowed(True)
+    try:
+        yield
+    finally:
+        _functorch.set_inplace_requires_grad_allowed(before)
+
+
+def forward_jacobian(own: Any, func: Any, inputs: Any, strict: bool = False, vectorize: bool = False) -> Any:
+    """The same by a level of torch.func: autograd's own vmap, by which PyTorch goes along all directions at once, makes
+    tensors of which no other level, and no trace, knows anything."""
+    if strict or not vectorize:
+        return own(func, inputs, strict, vectorize)  # which is refused
+    are_many, inputs = _of_functions._as_tuple(inputs, "inputs", "jacobian")
+    outputs_are_many = False
+
+    def outputs_of(*args: Any) -> Any:
+        nonlocal outputs_are_many
+        with _requires_grad_allowed():  # autograd's own levels allow it: it is how a Hessian goes backward first
+            outputs_are_many, outputs = _of_functions._as_tuple(func(*args), "outputs")
+        return outputs
+
+    found = torch.func.jacfwd(outputs_of, argnums=tuple(range(len(inputs))))(*inputs)
+    return _of_functions._tuple_postprocess([list(of_output) for of_output in found], (outputs_are_many, are_many))
