@@ -1,5 +1,7 @@
 """Functions that PyTorch composes of others in C++ for sizes that are numbers: one program serves all sizes."""
 
+import operator
+
 import pytest
 import torch
 from torch import func
@@ -53,6 +55,10 @@ COMPOSED = {
     "cumprod of complex ones": lambda x: torch.complex(x, x.cos()).cumprod(0).imag,
     "mean of complex ones": lambda x: torch.complex(x, x.cos()).mean(0).imag,
     "var of complex ones": lambda x: torch.complex(x, x.cos()).var(),
+    "pairs of rows": lambda x: operator.sub(*x[torch.triu_indices(x.shape[0], x.shape[0], 1)]),
+    "a lower triangle": lambda x: (x @ x.mT)[torch.tril_indices(x.shape[0], x.shape[0], -1).unbind()],
+    "combinations": lambda x: torch.combinations(x[:, 0]).prod(1),
+    "combinations with replacement": lambda x: torch.combinations(x[:, 1], with_replacement=True),
     "as many complex ones": lambda x: torch.add(torch.complex(x, x.cos()), x, alpha=x.shape[0]).abs(),
 }  # fmt: skip
 
@@ -81,6 +87,17 @@ def test_one_program_for_all_sizes(name, transform):
         same(found, wanted)
         assert found.stride() == wanted.stride()
     assert compiled.cache_info().misses == 2, compiled.explain_miss(data(9, 4))
+
+
+@pytest.mark.filterwarnings("ignore::funcgrad.RecompileWarning")  # wide ones and high ones are others
+@pytest.mark.parametrize("make", [torch.triu_indices, torch.tril_indices])
+def test_triangles_of_any_form(make):
+    """Wide ones and high ones, and diagonals that are outside of them."""
+    for k in (-6, -2, -1, 0, 1, 3, 7):
+        compiled = jit(lambda x, k=k: make(x.shape[0], x.shape[1], k, dtype=torch.int32))
+        for rows, columns in ((3, 5), (5, 3), (4, 4), (7, 2), (2, 6)):
+            found, wanted = compiled(data(rows, columns)), make(rows, columns, k, dtype=torch.int32)
+            assert torch.equal(found, wanted) and found.stride() == wanted.stride() and found.dtype == wanted.dtype
 
 
 REFUSED = {

@@ -90,6 +90,46 @@ def _logspace(
     return torch.pow(base, _linspace(start, end, steps, dtype=dtype, **like))
 
 
+def _triangle(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``triu_indices`` and ``tril_indices``: row by row, as many places as are on this side of a diagonal."""
+    is_upper = make is torch.triu_indices
+
+    def call(row: Any, col: Any, offset: Any = 0, *, dtype: Any = None, device: Any = None, **more: Any) -> Tensor:
+        numbers = row, col, offset
+        if more or not _are_symbolic(numbers) or not all(isinstance(n, (SymInt, int)) for n in numbers):
+            return make(row, col, offset, dtype=dtype or torch.int64, device=device, **more)
+        ends = torch.arange(row, device=device) + (offset if is_upper else offset + 1)
+        ends = ends.clamp(min=0).clamp(max=col)  # where a row ends below, or begins above
+        counts = col - ends if is_upper else ends
+        before = counts.cumsum(0)
+        n = row * col - _places_below(row, col, offset - 1) if is_upper else _places_below(row, col, offset)
+        at = torch.arange(n, device=device)
+        rows = torch.searchsorted(before, at, right=True)
+        columns = at - (before - col if is_upper else before - counts)[rows]
+        return torch.stack([rows, columns]).to(dtype or torch.int64)
+
+    return call
+
+
+_UPPER = _triangle(torch.triu_indices)
+
+
+def _combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:
+    """Of two."""
+    if r != 2 or input.dim() != 1 or not _are_symbolic(input.shape):
+        return torch.combinations(input, r, with_replacement)
+    n = input.shape[0]
+    return torch.stack([input[at] for at in _UPPER(n, n, int(not with_replacement), device=input.device)], 1)
+
+
+def _places_below(row: Any, col: Any, offset: Any) -> Any:
+    """How many places are on a diagonal and below."""
+    full = min(max(row + offset + 1 - col, 0), row)  # rows that are below it as a whole
+    first = max(-offset, 0)
+    part = max(row - full - first, 0)
+    return full * col + (part * (2 * (first + offset + 1) + part - 1)) // 2
+
+
 def _max_pool1d(
     input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, *rest: Any, **more: Any
 ) -> Any:
@@ -185,6 +225,9 @@ OF_SIZES: dict[Any, Callable[..., Any]] = {
     **{make: _of_data(make) for make in (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor)},
     torch.linspace: _linspace,
     torch.logspace: _logspace,
+    torch.triu_indices: _UPPER,
+    torch.tril_indices: _triangle(torch.tril_indices),
+    torch.combinations: _combinations,
     functional.max_pool1d: _max_pool1d,
     torch.max_pool1d: _max_pool1d,
     functional.scaled_dot_product_attention: _attention,
