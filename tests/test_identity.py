@@ -206,6 +206,28 @@ UNKNOWABLE = {
 }
 
 
+@pytest.mark.parametrize("n", [4, 5])
+def test_version_counters_of_what_the_function_made(n):
+    """As in eager PyTorch, views and what is detached too: augmentations of ``kornia`` keep them."""
+
+    def f(x):
+        y = x.clone()
+        versions = [y._version]
+        y.add_(1)
+        y[1:].mul_(2)
+        z = torch.rand(3)
+        z[0] = 1
+        w = z.view(3, 1).t()
+        w.copy_(w + 1)
+        versions += [t._version for t in (y, y[1:], y.detach(), y.data, y.exp(), z, w)]
+        return y * sum(10.0**i * v for i, v in enumerate(versions)), versions
+
+    x = torch.arange(float(n), requires_grad=n == 5)
+    compiled = fg.jit(f)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), f(x))
+
+
 def with_gradient():
     x = torch.ones(3, requires_grad=True)
     x.sum().backward()

@@ -195,6 +195,12 @@ class Lineage:
         """What a tensor was taken of, and how."""
         return self._taken[id(tensor)][:2] if id(tensor) in self._taken else None
 
+    def root(self, tensor: Tensor) -> Tensor:
+        """What a tensor is a view of, or a view of a view."""
+        while (taken := self.source(tensor)) is not None:
+            tensor = taken[0]
+        return tensor
+
     def precedes(self, tensor: Tensor, leaf: Tensor) -> bool:
         """Whether a view of a leaf was taken before that came to require grad (``requires_grad_()``): no gradient
         flows to it."""

@@ -62,7 +62,7 @@ from .outside import (
     require_fitting_values,
 )
 from .pullbacks import is_recorded, run_pullback, with_saved
-from .questions import QUESTIONS, refuse_unknowable
+from .questions import ASKS_VERSION, QUESTIONS, refuse_unknowable
 from .reads import BY_MASK, READS, READS_LATER, TAKES_DATA, asks_for_value, makes_sizes
 from .replaced_functions import original_of
 from .replacements import replacements_of
@@ -241,7 +241,7 @@ class Lifter(TorchFunctionMode):
         if self._trace.ignores_requires_grad:
             self._require_no_gradients(func)
         original = args[0] if args else None
-        self._hear_of(func)
+        self._hear_of(func, original)
         about_gradient = getattr(func, "__self__", None) is Tensor.grad or func is Tensor.retain_grad
         if about_gradient and (found := self._about_gradient(func, original)) is not None:
             return found
@@ -376,9 +376,10 @@ class Lifter(TorchFunctionMode):
             drop_gradient_kept(self._trace, original)
         return None
 
-    def _hear_of(self, func: Any) -> None:
+    def _hear_of(self, func: Any, original: Any) -> None:
         """Refuse what no program can know of a tensor; note who asks for its length."""
-        refuse_unknowable(func)
+        if func != ASKS_VERSION or not self._trace.is_own(original):  # which counts as eager PyTorch's does
+            refuse_unknowable(func)
         watch = self._trace.watch
         if (
             func is Tensor.__len__

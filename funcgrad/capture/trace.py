@@ -385,6 +385,11 @@ class Trace(Recorder):
         """The identities of what stands for inputs and captured tensors."""
         return self.inputs | {id(lifted.functional) for lifted in self.captured.values()}
 
+    def is_own(self, tensor: Tensor) -> bool:
+        """Whether the function made a tensor, and what it is a view of."""
+        root = self.lineage.root(tensor)
+        return is_traced(root) and id(root) not in self.stand_ins() and not self.lineage.is_unknown(root)
+
     def stand_in(self, value: Tensor) -> Tensor:
         """A tensor of the function's result as one of the trace: it may have returned a real one, or made a subclass
         of one."""
