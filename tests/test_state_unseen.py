@@ -348,6 +348,172 @@ def test_what_is_asked_of_threads_and_of_numpy_is_named():
         ("import threading\ndef f(x): return x * len(threading.current_thread().name)", "current_thread"),
         ("from threading import get_ident\ndef f(x): return x * (get_ident() > 0)", "get_ident"),
         ("def f(x): return x * len(np.geterr())", "geterr"),
+        ("import signal\ndef f(x): return x * (signal.getsignal(2) is None)", "getsignal"),
+        ("def f(x): return x * os.umask(os.umask(0))", "umask"),
+        ("import sys\ndef f(x): return x * sys.stdout.isatty()", "isatty"),
+        ("import sys\ndef f(x): return x * sys.getrefcount(x)", "getrefcount"),
     ):
         with pytest.warns(fg.UnwatchedStateWarning, match=name):
             run(source, "call()", lambda f: fg.jit(f, backend="aten"))
+
+
+def test_what_functions_and_classes_say_of_themselves_however_they_are_reached():
+    says = {"__name__": "'hhhhh'", "__qualname__": "'A.hhhhh'", "__doc__": "'aaaa'", "__module__": "'m'"}
+    reached = {
+        "the type": "class A: 'a'\no = A()|type(o)",
+        "the class": "class A: 'a'\no = A()|o.__class__",
+        "in a list": "def A(): 'a'\nfs = [A]|fs[0]",
+    }
+    for case, text in reached.items():
+        made, use = text.split("|")
+        for name, other in says.items():
+            source = f"{made}\ndef f(x): return x * len({use}.{name})"
+            check(**{f"{case} {name}": (source, f"call(); A.{name} = {other}; call()")})
+    noted = "class A: k: int\no = A()\ndef f(x): return x * len({})"
+    steps = "call(); A.__annotations__['l'] = int; call()"
+    check(
+        by_name=(
+            "def A(): 'a'\nfs = [A]\ndef f(x): return x * len(getattr(fs[0], '__name__'))",
+            "call(); A.__name__ = 'bcd'; call()",
+        ),
+        noted=(noted.format("type(o).__annotations__"), steps),
+        hints=("import typing\n" + noted.format("typing.get_type_hints(A)"), steps),
+        of_function=("def A(k: int): pass\ndef f(x): return x * len(A.__annotations__)", steps),
+    )
+
+
+def test_fields_of_a_dataclass():
+    source = "@dataclasses.dataclass\nclass D:\n    a: float = dataclasses.field(default=1.0, metadata=dict(k=1))\n    b: float = 2.0\nd = D()\n"
+    own = "D.__dataclass_fields__"
+    check(
+        fewer=(
+            source + "def f(x):\n    for own in dataclasses.fields(d): x = x * getattr(d, own.name)\n    return x",
+            f"call(); b = {own}.pop('b'); call(); b = 0",
+        ),
+        default=(
+            source + "def f(x): return x * dataclasses.fields(D)[0].default",
+            f"call(); {own}['a'].default = 5.0; call()",
+        ),
+        metadata=(
+            source + "def f(x): return x * dataclasses.fields(D)[0].metadata['k']",
+            f"call(); {own}['a'].metadata = dict(k=7); call()",
+        ),
+    )
+
+
+def test_what_a_partialmethod_gives():
+    source = "class Q:\n    def g(self, k, x, l=1): return x * k * l\n    h = functools.partialmethod(g, 2.0)\nq = Q()\ndef f(x): return q.h(x)"
+    check(
+        args=(source, "call(); vars(Q)['h'].args = (5.0,); call()"),
+        keywords=(source, "call(); vars(Q)['h'].keywords['l'] = 5.0; call()"),
+    )
+
+
+def test_what_a_member_of_an_enum_is():
+    source = "class E(enum.Enum): A = 1\nc = Config(); c.e = E.A\ndef f(x): return x * {}"
+    missing = (
+        "class E(enum.Enum):\n    A = 3\n    @classmethod\n    def _missing_(cls, v): return cls.A if k else None\n"
+    )
+    tries = "k = 1\ndef f(x):\n    try: return x * E(7).value\n    except ValueError: return x"
+    check(
+        value=(source.format("E.A.value"), "call(); E.A._value_ = 5; call()"),
+        of_object=(source.format("c.e.value"), "call(); E.A._value_ = 5; call()"),
+        name=(source.format("len(E.A.name)"), "call(); E.A._name_ = 'BCD'; call()"),
+        missing=(missing + tries, "call(); k = 0; call()"),
+    )
+
+
+def test_what_a_generator_of_the_caller_s_class_has():
+    for base in ("random.Random", "np.random.RandomState"):
+        made = f"import random\nclass R({base}):\n    def g(self): return self.k\nr = R(0); r.k = 2.0\n"
+        check(
+            attribute=(made + "def f(x): return x * r.k", "call(); r.k = 5.0; call(); r = 0"),
+            method=(
+                made + "def f(x): return x * r.g()",
+                "call(); r.k = 5.0; call(); R.g = lambda self: 7.0; call(); r = 0",
+            ),
+        )
+
+
+def test_what_is_lacking_that_is_asked_for_by_a_text():
+    logger = "import logging\nlog = logging.getLogger('funcgrad.tests.lacking')\n"
+    steps = "call(); log.z = 5.0; call(); del log.z; call(); log = 0"
+    builtin = "call(); import builtins; builtins.funcgrad_test = 1; call(); del builtins.funcgrad_test; call()"
+    check(
+        whether=(logger + "def f(x): return x * 2 if hasattr(log, 'z') else x", steps),
+        value=(logger + "def f(x): return x * getattr(log, 'z', 3.0)", steps),
+        builtin=("import builtins\ndef f(x): return x * 2 if hasattr(builtins, 'funcgrad_test') else x", builtin),
+    )
+
+
+def test_what_texts_of_arrays_look_like():
+    put, back = "np.set_printoptions(precision=2)", "np.set_printoptions(precision=8)"
+    for text in ("str(a)", "f'{a}'", "'%s' % a", "'{}'.format(a)", "repr(a)"):
+        source = f"a = np.array([1 / 3])\ndef f(x): return x * len({text})"
+        check(**{text: (source, f"call(); {put}; call(); {back}; call()")})
+
+
+def test_what_a_cache_keeps_that_is_full():
+    source = (
+        "n = [0]\n@functools.lru_cache(maxsize=2)\ndef g(k):\n    {}return k + {}\ng(1); g(2)\n"
+        "def f(x): return x * g(3) * (g(1) if again else 1)\nagain = False"
+    )
+    of_state, of_tensors = source.format("", "n[0]"), source.format("", "torch.full((1,), float(n[0]))")
+    steps = "call(); call(); n[0] = 100; call(); again = True; call(); call()"
+    check(state=(of_state, steps), tensors=(of_tensors, steps))
+    with pytest.raises(fg.ImpureFunctionError, match=r"fills the functools\.lru_cache g, which is full"):
+        run(of_state, "call()", lambda f: lambda x: fg.jit(f, backend="aten").program(x))
+
+
+def test_local_time_and_how_many_digits_a_number_may_have():
+    zone = (
+        "call(); os.environ['TZ'] = 'Asia/Tokyo'; import time; time.tzset(); call(); del os.environ['TZ']; time.tzset()"
+    )
+    digits = "call(); sys.set_int_max_str_digits(5000); call(); sys.set_int_max_str_digits(4300); call()"
+    check(
+        zone=("import time\ndef f(x): return x * time.localtime(0).tm_hour", zone),
+        digits=("def f(x): return x * sys.get_int_max_str_digits()", digits),
+    )
+
+
+def test_a_tensor_of_an_object_as_a_key():
+    made = "class K: pass\na, b = K(), K()\na.t, b.t = torch.ones(1), torch.ones(1)\nd = {{{}: 5.0}}\nk = a\n"
+    steps = "call(); k = b; call(); k = a; call(); b.t = a.t; k = b; call(); d = 0"
+    for key, use in {"a.t": "k.t", "id(a.t)": "id(k.t)"}.items():
+        check(**{key: (made.format(key) + f"def f(x): return x * d.get({use}, 1.0)", steps)})
+
+    class Held:
+        def __init__(self):
+            self.t = torch.ones(1)
+
+    a, b = Held(), Held()
+    known, ids = {a.t: 5.0}, {id(a.t): 5.0}
+    for f in (lambda own: own.t * known.get(own.t, 1.0), lambda own: own.t * ids.get(id(own.t), 1.0)):
+        compiled = fg.jit(f, backend="aten")
+        for own in (a, b, a, b):
+            assert torch.equal(compiled(own), f(own))
+
+
+ASK_FOR_IDS = (
+    "def f(x, g=id): return x * d.get(g(x), 1)",
+    "g = id\ndef f(x): return x * d.get(g(x), 1)",
+    "import builtins\ndef f(x): return x * d.get(builtins.id(x), 1)",
+    "def f(x): return x * d.get(hash(x), 1)",
+)
+
+
+def test_the_id_of_a_tensor_by_another_name_is_refused_as_a_key():
+    for made in ASK_FOR_IDS:
+        with pytest.raises(fg.UnsupportedTensorError, match="d has tensors, or their ids, as keys"):
+            run("t = torch.ones(1)\nd = {id(t): 1.0}\n" + made, "call()", lambda f: fg.jit(f, backend="aten"))
+
+
+def test_what_is_refused_of_code_in_a_file_is_refused_of_code_that_is_typed_in():
+    typed = {
+        "x._version": "version counter",
+        "x.data_ptr()": "the address of a tensor",
+        "({x: 1}, x in d)[1]": "d has tensors",
+    }
+    for use, says in typed.items():
+        with pytest.raises(fg.UnsupportedTensorError, match=says):
+            run(f"d = {{torch.ones(1): 1}}\ndef f(x): return x * {use}", "call()", lambda f: fg.jit(f, backend="aten"))

@@ -20,7 +20,7 @@ from .. import refusals
 from ..autograd_state import has_history
 from ..slots import Arg, Captured
 from ..state.code import compares_with_object
-from ..state.lines import is_user_file, user_line
+from ..state.lines import is_users, user_line
 from ..subclasses import is_traced
 from ..torch_private.fakes import without_modes
 from ..torch_private.functional import FunctionalTensor
@@ -193,7 +193,7 @@ class Questions:
     def _hooks(self, original: Any) -> Any:
         """The hooks of an input, which its stand-in has only if it has none: they are others in each call."""
         real = self.reals().get(id(original)) if is_traced(original) else original
-        if real is None or self.known or not is_user_file(sys._getframe(3).f_code.co_filename):
+        if real is None or self.known or not is_users(sys._getframe(3).f_code):
             return NotImplemented
         if self.ask(real, IS_HOOKED):
             raise refusals.ASKS_WHAT_CHANGES(*_HOOKS, where=user_line())
@@ -202,7 +202,7 @@ class Questions:
     def requires_grad(self, tensor: Tensor, asks_itself: bool) -> Any:
         """Whether a tensor of such a run requires grad, or is a leaf, as the function asks it (``asks_itself``: by
         ``requires_grad``); ``NotImplemented`` where it says so itself."""
-        if not self.tracked or not is_user_file(sys._getframe(2).f_code.co_filename):
+        if not self.tracked or not is_users(sys._getframe(2).f_code):
             return NotImplemented
         if id(tensor) not in self.tracked:
             raise refusals.ASKS_OF_TANGENT(where=user_line())
@@ -240,7 +240,7 @@ class Questions:
             return ABSENT
         assert real is not None
         value = real.__dict__.get(name, ABSENT)
-        if name == "_is_buffer" or not name.startswith("_") or is_user_file(sys._getframe(2).f_code.co_filename):
+        if name == "_is_buffer" or not name.startswith("_") or is_users(sys._getframe(2).f_code):
             self._note(real, question, value)
         return value
 
@@ -316,6 +316,6 @@ def require_bare(inputs: Mapping[int, Tensor], named: Iterable[tuple[Any, Tensor
 
 def refuse_unknowable(func: Any) -> None:
     """Raise ``UnsupportedTensorError`` for what no program can know of a tensor."""
-    if func in _UNKNOWABLE and (func in _BY_ANYBODY or is_user_file(sys._getframe(3).f_code.co_filename)):
+    if func in _UNKNOWABLE and (func in _BY_ANYBODY or is_users(sys._getframe(3).f_code)):
         what, fix = _UNKNOWABLE[func]
         raise refusals.ASKS_WHAT_CHANGES(what, fix, where=user_line())

@@ -15,7 +15,7 @@ from .. import refusals
 from ..graphs import tensors_in, type_text
 from ..inside import having
 from ..state.conversions import TypeOf
-from ..state.lines import HERE, TORCH, is_user_file, user_line
+from ..state.lines import HERE, TORCH, is_users, user_line
 from ..state.restart import Restart
 from ..torch_private.autograd import forward_jacobian, is_below_autograd
 from ..torch_private.fakes import FAKES
@@ -180,8 +180,10 @@ def replacements_of(trace: Trace) -> dict[str, Replacement]:
 def _hash(trace: Trace, original: Callable[[Any], int], tensor: torch.Tensor) -> int:
     """What stands for a tensor is a key of the function's own containers, and of no other one. Of a captured one it is
     guarded which it is."""
-    if trace.watch is not None and is_user_file(sys._getframe(2).f_code.co_filename):
-        trace.watch.require_no_key(tensor)
+    code = sys._getframe(2).f_code
+    if trace.watch is not None and is_users(code):
+        for by_address in {False, "hash" in code.co_names}:  # hash(x) is its id
+            trace.watch.require_no_key(tensor, by_address)
         trace.watch.keys[id(tensor)] = tensor
     return original(tensor)
 

@@ -208,6 +208,12 @@ FILLS_CACHE_FIRST = Refusal(
     "call {0} once, with these arguments, before the compiled function",
     is_first=True,
 )
+DROPS_CACHED = Refusal(
+    ImpureFunctionError,
+    "the call fills the functools.lru_cache {0}, which is full: it drops what it kept, for the next calls to make anew",
+    "give {0} a larger maxsize",
+    is_first=True,
+)
 WRITES_TO_CACHED = Refusal(
     ImpureFunctionError,
     "the function writes to a tensor that the functools.lru_cache {0} keeps since this call",

@@ -14,6 +14,7 @@ from collections.abc import Sequence, Set
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 from attrs import evolve
 from torch import Tensor
 
@@ -23,14 +24,17 @@ from .code import Mentions, mentions, together
 from .guards import Guard, Met, members_said
 from .hooks import can_be_hooked
 from .impure import is_iterator, refuse_iterator
-from .lines import is_user_file
+from .lines import is_users
 from .mentioned import Mentioned
 from .names import (
     CONSTRUCTORS,
     among,
+    asked_by_properties,
     assigned_by,
     found_on,
     grown_by,
+    is_callers_own,
+    is_data,
     is_installed,
     is_installed_file,
     is_library,
@@ -42,6 +46,7 @@ from .names import (
 )
 from .places import MISSING, Place
 from .reached import CONTAINERS
+from .settings import ARRAY_TEXTS
 from .uses import ANY, Use, grown_arguments
 from .values import holds_symbols, holds_tensors, is_plain, shape_of
 
@@ -50,7 +55,9 @@ _FIRST = {"appendleft", "extendleft", "insert"}
 """Methods that put items before those that are there."""
 _READS = {"getvalue", "getbuffer", "read", "readline", "readlines", "seek", "tell", "truncate"}
 """Methods that tell what a stream holds, or change it."""
-_OF_FUNCTIONS = {"__name__", "__qualname__", "__doc__", "__module__", "__wrapped__"}
+_SAID_OF_THEMSELVES = {"__name__", "__qualname__", "__doc__", "__module__", "__wrapped__", "__annotations__"}
+"""By functions and classes."""
+_ASK_BY_TEXT = {"hasattr", "getattr"}
 _MOST_KEPT = 64
 """Results of a ``functools.lru_cache`` that are watched."""
 
@@ -140,6 +147,9 @@ class Assumed(Mentioned):
                 self._guard_class(kind, names, by_name if as_value else set())
                 if lists and (as_value or "dir" in own.globals) and not is_installed(kind):
                     self._guard_members(kind)
+        self._guard_lacking(own, by_name)
+        if own.makes_texts and any(isinstance(value, np.ndarray) for value in self._known.values()):
+            self._guard(Guard.of_library(ARRAY_TEXTS.place, ARRAY_TEXTS.value))
         self._guard_not_imported()
         self._guard_no_items_of_logs()
         self._guard_libraries()  # by texts that were read meanwhile, too
@@ -157,21 +167,37 @@ class Assumed(Mentioned):
                     self._guards.setdefault(("is", place.identity), Guard(place, container, "is"))
         self._guard_identities()
 
+    def _guard_lacking(self, own: Mentions, by_name: Set[str]) -> None:
+        """What code asks by a text of what nobody looks into (``hasattr(logger, "name")``, ``hasattr(builtins,
+        "name")``), it must go on to lack."""
+        modules = ((module, vars(module), called) for module, called in self._libraries.values())
+        for value, held, called in (*modules, *self._not_looked_into) if by_name else ():
+            asks = own.uses.get(taken_apart(called)[0], ())
+            if any(use.then == "give" and use.by is not None and use.by[0] in _ASK_BY_TEXT for use in asks):
+                for name in sorted(by_name - held.keys()):
+                    if not hasattr(type(value), name):
+                        self._guard(Guard.absent(Place("item", held, name, joined(called, name))))
+
     def _guard_not_imported(self) -> None:
         """A module that code of the caller's would have imported, and that is not there."""
         for name in sorted(set().union(*(mentions(code).imports for code in self._users_codes)) - sys.modules.keys()):
             self._guard(Guard.absent(Place("item", sys.modules, name, f"sys.modules[{name!r}]")))
 
     def _guard_names(self, own: Mentions) -> None:
-        """What functions and classes are called, and say of themselves, where code asks for it by their names."""
-        asked = [pair for chain in own.chains for pair in pairwise(chain) if pair[1] in _OF_FUNCTIONS]
-        for value in self._known.values() if asked else ():
+        """What functions and classes are called, and say of themselves, where code asks for it: those of the caller's
+        in any way (``type(self).__name__``), others by their names."""
+        asked = _SAID_OF_THEMSELVES & (own.attributes | (own.strings if own.by_name else frozenset()))
+        by_names = [pair for chain in own.chains for pair in pairwise(chain) if pair[1] in asked]
+        known = {id(value): value for value in (*self._known.values(), *self.classes)} if asked else {}
+        for value in known.values():
             if isinstance(value, (types.FunctionType, type)):
-                names = {taken_apart(name)[0] for name in self._names[id(value)]}
-                for attribute in {attribute for of, attribute in asked if of in names}:
-                    place = Place("slot", value, attribute, joined(self._name(value), attribute))
+                names = {taken_apart(name)[0] for name in self._names.get(id(value), ())}
+                for attribute in asked if is_callers_own(value) else {to for of, to in by_names if of in names}:
+                    place = Place("slot", value, attribute, joined(value.__name__, attribute))
                     if (now := place.read()) is not MISSING:
                         self._guard(Guard.of(place, now))
+                        if isinstance(now, dict):
+                            self._guard(Guard.contents(now, dict(now), place.name))
 
     @property
     def compares_identities(self) -> bool:
@@ -181,7 +207,7 @@ class Assumed(Mentioned):
     @property
     def _users_codes(self) -> list[types.CodeType]:
         """The code that was reached and that the caller wrote."""
-        return [c for c in self._codes if is_user_file(c.co_filename) or _is_typed_in(c)]
+        return [c for c in self._codes if is_users(c)]
 
     def _guard_identities(self) -> None:
         """Of containers of tensors there may be others in each call: where one is written to, or code compares
@@ -293,9 +319,7 @@ class Assumed(Mentioned):
         alone. What its metaclass or its bases have, or may be asked for ``by_name``, it must go on to lack."""
         for name in among(names, kind):
             value = kind.__dict__[name]
-            if (name in ("__match_args__", "__annotations__") or not name.startswith("__")) and (
-                is_plain(value) or isinstance(value, CONTAINERS) or not is_installed(kind)
-            ):
+            if is_data(name) and (is_plain(value) or isinstance(value, CONTAINERS) or not is_installed(kind)):
                 self._value(Place.on_class(kind, name), value)
         if not is_installed(kind) and kind in self._direct and isinstance(kind, abc.ABCMeta):
             self._guard(Guard.registry(kind))
@@ -370,8 +394,10 @@ class Assumed(Mentioned):
         if id(container) in self._places and id(container) not in self.written:
             return  # it is looked into where it lives: there may be another one
         if met.of is not None and id(container) in self._late and not said.by_name and not can_be_hooked(type(met.of)):
+            asked = said.attributes | said.strings
+            asked |= asked_by_properties(type(met.of), asked)  # value, of an enum
             for name, value in met.before.items():
-                if name in said.attributes | said.strings and name != "__wrapped__":
+                if name in asked and name != "__wrapped__":
                     self._value(Place("item", container, name, joined(met.name, name)), value)
             return
         is_whole = id(container) in self.replaced | self.whole
@@ -470,8 +496,3 @@ class Assumed(Mentioned):
                 elif use.then != "grow" or len(use.keys) < n or not grows:
                     return None
         return found
-
-
-def _is_typed_in(code: types.CodeType) -> bool:
-    """Whether code is of no file, and no special method, as dataclasses make them."""
-    return code.co_filename.startswith("<") and not code.co_name.startswith("__")

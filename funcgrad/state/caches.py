@@ -23,17 +23,17 @@ _LINK = "_lru_list_elem"
 
 @frozen
 class Cache:
-    """A function with an ``lru_cache`` that was met, by this name, with the arguments whose results it kept, and how
-    often it had been asked."""
+    """A function with an ``lru_cache`` that was met, by this name, with the results it kept, by their arguments, and
+    how often it had been asked."""
 
     function: Any
     name: str
-    before: frozenset[Any]
+    before: dict[Any, Any]
     calls: int
 
     @staticmethod
     def of(function: Any, name: str) -> Cache:
-        return Cache(function, name, frozenset(entries_of(function)), calls_of(function))
+        return Cache(function, name, dict(entries_of(function)), calls_of(function))
 
     @property
     def was_asked(self) -> bool:
@@ -59,12 +59,18 @@ class Cache:
     @property
     def _new(self) -> Set[Any]:
         """The keys of what it keeps more since then."""
-        return entries_of(self.function).keys() - self.before
+        return {key for key, kept in entries_of(self.function).items() if self.before.get(key) is not kept}
+
+    @property
+    def has_dropped(self) -> bool:
+        """Whether it has dropped something since then to keep that: it keeps so many at most."""
+        most = self.function.cache_parameters()["maxsize"]
+        return most is not None and len(self.before.keys() | self._new) > most
 
     def forget(self) -> None:
         """Drop what it keeps since then. It has no way to forget one result; what it looks for is in a dict."""
         entries = entries_of(self.function)
-        for key in entries.keys() - self.before:
+        for key in self._new:
             del entries[key]
 
     @property
@@ -83,8 +89,11 @@ def require_kept_by_none(caches: Sequence[Cache], written: Tensor) -> None:
 
 def require_filled(caches: Sequence[Cache]) -> None:
     """Raise where one keeps something of the trace since it was met, by arguments that the next calls may have, too:
-    what eager PyTorch made (and drew) for it once, they find there. The call that fills it is one of eager PyTorch."""
+    what eager PyTorch made (and drew) for it once, they find there; and where one has dropped what it kept, which
+    nothing puts back. The call that fills it is one of eager PyTorch."""
     for cache in caches:
+        if cache.has_dropped:
+            raise refusals.DROPS_CACHED(cache.name, where=cache.name)
         is_of_trace = cache.was_filled and keeps_traced(cache.function)
         if is_of_trace and not any(isinstance(v, Tensor) for v in cache.new_arguments):
             raise refusals.FILLS_CACHE_FIRST(cache.name, where=cache.name)

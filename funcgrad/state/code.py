@@ -19,8 +19,19 @@ _IMPORTS = ("IMPORT_FROM", "STORE_", "SWAP", "POP_TOP")
 """What follows ``IMPORT_NAME`` of what is imported."""
 _BY_NAME = {"getattr", "hasattr", "setattr", "delattr", "vars", "asdict", "astuple", "dir"}
 _GETTERS = {"attrgetter"}
+_TEXTS = {
+    "str", "repr", "format", "__format__", "__str__", "__repr__", "format_map", "print", "ascii",
+    "array2string", "array_repr", "array_str",
+}  # fmt: skip
+"""Ways to make a text of a value; ``__format__`` stands for those that are instructions."""
 _PAST_HOOKS = {"__getattribute__", "getattr_static", "__get__"}
 """Ways to read an attribute of an object of which its class does not hear."""
+_ASK = {
+    **dict.fromkeys(("fields", "asdict", "astuple"), "__dataclass_fields__"),
+    **dict.fromkeys(("get_type_hints", "get_annotations"), "__annotations__"),
+    "getdoc": "__doc__",
+}
+"""Functions of Python's library, and what they ask a class, or a function, for: no code of the caller's says it."""
 _SETS_BY_NAME = {"setattr", "delattr", "__setattr__", "__delattr__"}
 _LOOK = {"isinstance", "issubclass", "super"}
 UNSEEN = {"globals", "locals", "eval", "exec", "input"}
@@ -79,6 +90,11 @@ class Mentions:
         return bool((self.globals | self.attributes) & _PAST_HOOKS)
 
     @property
+    def makes_texts(self) -> bool:
+        """Whether it may make a text of a value."""
+        return bool((self.globals | self.attributes) & _TEXTS)
+
+    @property
     def set_by_name(self) -> bool:
         """Whether attributes are written to whose names are strings."""
         return bool((self.globals | self.attributes) & _SETS_BY_NAME)
@@ -129,6 +145,8 @@ def mentions(code: types.CodeType) -> Mentions:
             found[kind].add(step.argval)
         if step.opname in ("IS_OP", "CONTAINS_OP") and steps[at - 1].opname not in CONSTANT:
             found["compared"].add(step.opname)
+        if step.opname.startswith("FORMAT_") or (step.opname == "BINARY_OP" and step.argrepr == "%"):
+            found["attributes"].add("__format__")
         if step.opname == "MATCH_CLASS" and step.argval:  # case Config(v)
             found["attributes"].add("__match_args__")
         if step.opname == "MATCH_CLASS" and _is_names(named := steps[at - 1].argval):  # case Config(lr=v)
@@ -143,6 +161,7 @@ def mentions(code: types.CodeType) -> Mentions:
             counts[step.argval] += use.then == "count" and not use.keys
             if not _is_looked_at(steps, at):
                 found["used"].add(step.argval)
+    found["attributes"] |= {_ASK[name] for name in _ASK.keys() & (found["globals"] | found["attributes"])}
     stores = Counter(step.argval for step in steps if step.opname in _GIVES_VALUE)
     found["replaced"] = {*(stores - counts)}
     texts, unseen = _texts(steps)

@@ -29,6 +29,12 @@ def is_user_file(filename: str) -> bool:
     return not filename.startswith((HERE, TORCH, "<")) and filename != contextlib.__file__
 
 
+def is_users(code: types.CodeType) -> bool:
+    """Whether code is of such a file, or typed in: of no file, and no special method, as dataclasses make them."""
+    is_typed_in = code.co_filename.startswith("<") and not code.co_name.startswith("__")
+    return is_user_file(code.co_filename) or is_typed_in
+
+
 def short_name(filename: str) -> str:
     """The name of a source file as a reader knows it; the file of a notebook cell has no name worth showing."""
     return "cell" if "ipykernel" in filename else os.path.basename(filename)

@@ -123,6 +123,13 @@ def is_installed(kind: type) -> bool:
     return is_installed_file(str(getattr(module, "__file__", "")))
 
 
+def is_callers_own(value: types.FunctionType | type) -> bool:
+    """Whether a function or a class is of no package, neither a library's nor an installed one."""
+    if isinstance(value, type):
+        return not (is_library(value) or is_installed(value))
+    return package(value.__globals__.get("__name__")) not in LIBRARIES and not is_installed_function(value)
+
+
 def attributes_of(value: Any) -> dict[str, Any] | None:
     """The ``__dict__`` of an object, without asking its class."""
     try:
@@ -151,6 +158,11 @@ def among(names: Set[str], kind: type) -> list[str]:
     return [name for name in kind.__dict__ if name in names]
 
 
+def is_data(name: str) -> bool:
+    """Whether a class keeps data under a name, and no method that Python calls itself."""
+    return not name.startswith("__") or name in ("__match_args__", "__annotations__", "__dataclass_fields__")
+
+
 def members_of(kind: type, names: Set[str]) -> Iterator[tuple[str, Any]]:
     """What may be read through a class by these names: functions, those of properties and the like, and, but of
     installed packages, other objects than descriptors of Python's."""
@@ -161,8 +173,9 @@ def members_of(kind: type, names: Set[str]) -> Iterator[tuple[str, Any]]:
             if isinstance(part, types.FunctionType):
                 yield name, part
         is_container = isinstance(member, (dict, list, tuple, set, frozenset, collections.deque))
-        is_value = not is_library(type(member)) or not hasattr(type(member), "__get__")
-        if is_value and not name.startswith("__") and (is_container or not is_installed(kind)):
+        is_value = not (is_library(type(member)) and hasattr(type(member), "__get__"))
+        is_value |= isinstance(member, functools.partialmethod)
+        if is_value and is_data(name) and (is_container or not is_installed(kind)):
             yield name, member
 
 
@@ -174,7 +187,8 @@ def special_methods_of(kind: type) -> Iterator[tuple[str, types.FunctionType]]:
     """The special methods that a class defines itself, not what only shows an object."""
     for name, member in list(kind.__dict__.items()):
         function = unhooked(kind) if name == "__getattribute__" else getattr(member, "__func__", member)
-        if name.startswith("__") and isinstance(function, types.FunctionType) and name != "__repr__":
+        is_special = name.startswith("__") or name == "_missing_"  # of an enum
+        if is_special and isinstance(function, types.FunctionType) and name != "__repr__":
             yield name, function
 
 
@@ -199,7 +213,8 @@ def assigned_by(kind: type, names: frozenset[str]) -> frozenset[str]:
 def asked_by_properties(kind: type) -> dict[str, frozenset[str]]:
     """The attributes that properties ask for, which a class inherits from a library, by their names."""
     found: dict[str, frozenset[str]] = {}
-    for name, member in ((n, m) for c in kind.__mro__ for n, m in c.__dict__.items() if isinstance(m, property)):
+    of = (property, types.DynamicClassAttribute)  # the second: of an enum
+    for name, member in ((n, m) for c in kind.__mro__ for n, m in c.__dict__.items() if isinstance(m, of)):
         if isinstance(member.fget, types.FunctionType):
             found[name] = found.get(name, frozenset()) | mentions(member.fget.__code__).attributes
     return found

@@ -146,6 +146,7 @@ class Reached(Homes):
         self._meet(value, name)
         if isinstance(value, GENERATORS):
             self._generators.append(Generator.of(value, name))
+            self._besides(value, name)
             return
         for kinds, follow in _FOLLOW:
             if isinstance(value, kinds):
@@ -501,7 +502,7 @@ _FOLLOW: tuple[tuple[Any, Callable[[Reached, Any, str], None]], ...] = (
     (NOT_WATCHED, Reached._not_watched),
     (BaseException, Reached._error),
     (types.MethodType, Reached._method),
-    (functools.partial, Reached._partial),
+    ((functools.partial, functools.partialmethod), Reached._partial),
     ((types.BuiltinMethodType, types.MethodWrapperType), Reached._bound),
     (type, Reached._class_itself),
     (weakref.ReferenceType, Reached._weak),

@@ -13,6 +13,7 @@ import operator
 import os
 import sys
 import threading
+import time
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -96,12 +97,20 @@ DECIMALS = Setting(
 """How numbers of ``decimal`` are computed with, wherever one is."""
 
 
+ARRAY_TEXTS = Setting(
+    "np.get_printoptions()", lambda: tuple(np.get_printoptions().items()),
+    lambda was: np.set_printoptions(**dict(was)), (np.get_printoptions, np.set_printoptions),
+)  # fmt: skip
+"""What texts of arrays look like, wherever code may make one."""
+
+
 def _flushes_denormals() -> bool:
     """Asked of the processor: torch has no question for it."""
     return _DENORMAL * 1.0 == 0.0
 
 
 _DENORMAL = 5e-324
+_IN_LOCAL_TIME = (time.localtime, time.mktime, time.ctime, time.strftime, time.tzset)
 _OF_WARNINGS = (warnings.simplefilter, warnings.filterwarnings, warnings.resetwarnings)
 
 
@@ -192,6 +201,7 @@ SETTINGS = (
     Setting("Distribution.set_default_validate_args", checks_arguments, Distribution.set_default_validate_args),
     Setting("sys.getrecursionlimit()", sys.getrecursionlimit, sys.setrecursionlimit),
     Setting("sys.getswitchinterval()", sys.getswitchinterval, sys.setswitchinterval),
+    Setting("sys.get_int_max_str_digits()", sys.get_int_max_str_digits, sys.set_int_max_str_digits),
     Setting("gc.isenabled()", gc.isenabled, _set_collector, (gc.enable, gc.disable)),
     Setting("gc.get_threshold()", gc.get_threshold, lambda was: gc.set_threshold(*was), (gc.set_threshold,)),
     Setting("logging.root.manager.disable", lambda: logging.root.manager.disable, logging.disable),
@@ -200,12 +210,7 @@ SETTINGS = (
     Setting(
         "np.geterr()", lambda: tuple(np.geterr().items()), lambda was: np.seterr(**dict(was)), (np.geterr, np.seterr)
     ),
-    Setting(
-        "np.get_printoptions()",
-        lambda: tuple(np.get_printoptions().items()),
-        lambda was: np.set_printoptions(**dict(was)),
-        (np.get_printoptions, np.set_printoptions),
-    ),
+    ARRAY_TEXTS,
 )
 """What functions set, too."""
 _IN_TORCH = (
@@ -222,6 +227,7 @@ def _asked() -> Iterator[Setting]:
     yield Setting("localeconv()", lambda: repr(locale.localeconv()), None, (locale.localeconv,))
     # not compared unless the function names one of these: other threads set them for a while
     yield Setting("warnings.filters", lambda: tuple(warnings.filters), _set_filters, _OF_WARNINGS)
+    yield Setting("time.tzname", lambda: (time.tzname, time.timezone), None, _IN_LOCAL_TIME)
     yield Setting("threading.get_ident()", threading.get_ident, None, (threading.current_thread,))
 
 

@@ -24,6 +24,7 @@ from .buffers import held_by, holds_now
 from .effects import Count, Effect, Grow, Refill, Store, refill
 from .given import IntoArguments
 from .guards import Guard
+from .identities import keyed_by_tensors
 from .late import Late
 from .lines import Lines
 from .names import attributes_of, item_name
@@ -121,10 +122,14 @@ def with_brought(state: State, watch: Watch, places: Iterable[Place], renewed: S
         is_named = function.__name__ in said.globals or any(g.value is function for g in state.guards)
         return is_named or watch.has_as_value(function)
 
-    whose_identity = None if any(g.value is id for g in state.guards) else watch.whose_identity()
+    whose_identity = watch.whose_identity()
     if watch.reads_past_hooks or whose_identity is None or watch.asks_caches or state.into.written:
         return state  # which objects they are, matters
-    renewed = [own for own in renewed if whose_identity.isdisjoint(id(part) for part, _ in parts_of(own.value))]
+    holders = {id(place.root) for place, tensor in watch.tensors.values() if id(tensor) in whose_identity}
+    if keyed_by_tensors(watch.met.values(), by_address=False) is not None:
+        holders |= {id(place.root) for place, _ in watch.tensors.values()}
+    fixed = whose_identity | holders
+    renewed = [own for own in renewed if fixed.isdisjoint(id(part) for part, _ in parts_of(own.value))]
     parts = Brought(renewed).parts
     guards = tuple(apart_from(state.guards, parts))
     led_to = {g.place.identity: g.value for g in guards if g.how == "is"}

@@ -49,9 +49,9 @@ class Unwatched(Assumed):
             _warn_once(self._root, f"the function asks for {method}() of a functools.lru_cache: {_OF_CACHES[method]}")
         for name in sorted(_ASKED_OF_PROCESS & (own.attributes | own.globals)):
             _warn_once(self._root, _CALLS.format(name))
-        # an installed package asks it of classes of its own
-        if any("__subclasses__" in said.attributes for f, said in own_of.items() if not is_installed_function(f)):
-            _warn_once(self._root, _CALLS.format("__subclasses__"))
+        by_caller = together([said for f, said in own_of.items() if not is_installed_function(f)])
+        for name in sorted(_ASKED_BY_CALLER & (by_caller.attributes | by_caller.globals)):
+            _warn_once(self._root, _CALLS.format(name))
         for methods, what in ((_UNHEARD, f"asks for {{}} of a {{}}: {_AS_TRACED}"), (_UNTOLD, _ONCE)):
             for method in sorted(methods.keys() & own.attributes):
                 if kind := next((type(v) for v in self._known.values() if isinstance(v, methods[method])), None):
@@ -86,6 +86,12 @@ _SEEDS = (
 _CALLS = f"the function calls {{}}(): {_AS_TRACED}"
 _ASKED_OF_PROCESS = {"current_thread", "get_ident", "get_native_id", "active_count", "geterr"}
 """What is asked of threads, and of NumPy."""
+_ASKED_BY_CALLER = {
+    "__subclasses__", "getsignal", "umask", "isatty", "gettrace", "getprofile", "getrefcount", "_getframe",
+    "currentframe",
+}  # fmt: skip
+"""What is asked of all classes, of the process, and of what runs in it. That installed packages ask (which classes of
+their own there are, whether anybody looks at a terminal) is theirs."""
 _UNHEARD: dict[str, tuple[type, ...]] = {
     "is_set": (threading.Event,),
     "is_alive": (threading.Thread,),

@@ -38,7 +38,7 @@ from .hooks import hooked_process, listening, unhook
 from .identities import Identities, keyed_by_tensors
 from .imports import heard_imports
 from .impure import asks_clock, put_back, refuse_draw
-from .lines import Lines, is_user_file, user_line
+from .lines import Lines, user_line
 from .loggers import Loggers
 from .names import (
     LIBRARIES,
@@ -176,6 +176,8 @@ class Watch(Loggers):
         """Guard what was mentioned but not heard of, when all code that was reached is known; name what no guard can
         watch."""
         self._guard_unheard_of()
+        if self.given_tensors and self._has_id_by_another_name:
+            self._refuse_keys(by_address=True)
         self._warn(self.said)
 
     def put_numbers(self, numbers: Sequence[tuple[Place, Any]]) -> list[tuple[Place, Any, Any]]:
@@ -244,7 +246,7 @@ class Watch(Loggers):
     @property
     def catches(self) -> bool:
         """Whether code that was reached, and is not torch's, has a handler (``try``, ``with``)."""
-        return any(code.co_exceptiontable for code in self._codes if is_user_file(code.co_filename))
+        return any(code.co_exceptiontable for code in self._users_codes)
 
     @property
     def reads_past_hooks(self) -> bool:
@@ -261,7 +263,12 @@ class Watch(Loggers):
 
     def whose_identity(self) -> set[int] | None:
         """The identities of objects whose ``id`` was asked; None where code may have asked without being heard."""
-        return None if self.has_as_value(id) else self.identities.asked(self._what_ran)
+        return None if self._has_id_by_another_name else self.identities.asked(self._what_ran)
+
+    @property
+    def _has_id_by_another_name(self) -> bool:
+        """Whether code has ``id`` as a value: from whom that is asked, nobody hears."""
+        return self.has_as_value(id) or any(guard.value is id for guard in self._guards.values())
 
     def has_as_value(self, function: Any) -> bool:
         """Whether a function that was reached has this one as a default, or closes over it."""
@@ -430,7 +437,11 @@ class Watch(Loggers):
     def require_no_key(self, of: Any, by_address: bool = False) -> None:
         """Raise where something is looked for by which object it is, or put somewhere by it (``by_address``: by its
         ``id``): what stands for a tensor that the function is given is in no container of the caller's."""
-        if id(of) in self.given_tensors and (name := keyed_by_tensors(self.met.values(), by_address)) is not None:
+        if id(of) in self.given_tensors:
+            self._refuse_keys(by_address)
+
+    def _refuse_keys(self, by_address: bool) -> None:
+        if (name := keyed_by_tensors(self.met.values(), by_address)) is not None:
             raise refusals.KEYED_BY_TENSORS(name, where=user_line())
 
     def looked_into(self, path: str) -> None:
