@@ -517,3 +517,55 @@ def test_what_is_refused_of_code_in_a_file_is_refused_of_code_that_is_typed_in()
     for use, says in typed.items():
         with pytest.raises(fg.UnsupportedTensorError, match=says):
             run(f"d = {{torch.ones(1): 1}}\ndef f(x): return x * {use}", "call()", lambda f: fg.jit(f, backend="aten"))
+
+
+def test_what_is_shown_of_an_object_where_texts_are_made():
+    source = "k = 'a'\nclass A:\n    n = 0\n    def __repr__(self): return k + 'z' * self.n\na = A()\n"
+    steps = "call(); k = 'abc'; call(); a.n = 5; call(); A.__repr__ = lambda s: ''; call()"
+    for text in ("repr(a)", "f'{a}'", "str([a])", "'%s' % a", "'{}'.format(a)"):
+        check(**{text: (f"{source}def f(x): return x * len({text})", steps)})
+    counts = "def f(x):\n    a.n += 1\n    return x * len({})"
+    check(
+        counted=(source + counts.format("repr(a)"), "call(); call(); a.n = 9; call()"),
+        of_class=(
+            "k = 'a'\nclass M(type):\n    def __repr__(cls): return k\nclass A(metaclass=M): pass\n"
+            "def f(x): return x * len(repr(A))",
+            "call(); k = 'abc'; call()",
+        ),
+    )
+    source += "def g(x):\n    a.n += 1\n    return x * 2\ng = fg.jit(g, backend='aten')\n"
+    world = run(
+        "import funcgrad as fg\n" + source + "def f(x): return g(x)",
+        "call(); call(); n = g.cache_info().misses; call()",
+        lambda f: f,
+    )
+    assert ("'n'", "1") in world[1][1], "what no text is made of is not guarded"
+
+
+def test_all_environment_variables():
+    steps = "call(); os.environ['FUNCGRAD_TEST_K'] = '3'; call(); os.environ['FUNCGRAD_TEST_K'] = '4'; call(); del os.environ['FUNCGRAD_TEST_K']; call()"
+    check(
+        number=("def f(x): return x * (len(os.environ) % 100)", steps),
+        copied=("def f(x): return x * float(os.environ.copy().get('FUNCGRAD_TEST_K', 1))", steps),
+        unpacked=("def f(x): return x * float({**os.environ}.get('FUNCGRAD_TEST_K', 1))", steps),
+        items=("def f(x): return x * sum(v == '3' for k, v in os.environ.items())", steps),
+    )
+
+
+def test_objects_in_c_that_hold_state_are_named():
+    for made, use in (
+        ("hashlib.md5(b'a')", "v.digest()[0]"),
+        ("hashlib.blake2b(b'a')", "v.digest()[0]"),
+        ("xml.etree.ElementTree.Element('a', k='1')", "float(v.get('k'))"),
+        ("decimal.Context(prec=3)", "float(v.divide(decimal.Decimal(1), decimal.Decimal(3)))"),
+        ("weakref.finalize(Config(), print)", "(2 if v.alive else 1)"),
+    ):
+        source = f"import decimal, hashlib, xml.etree.ElementTree\nv = {made}\ndef f(x): return x * {use}"
+        with pytest.warns(fg.UnwatchedStateWarning, match=r"v \(an? .* cannot be watched"):
+            run(source, "call()", lambda f: fg.jit(f, backend="aten"))
+    with pytest.raises(fg.ImpureFunctionError, match="draws from v"):
+        run(
+            "v = np.random.MT19937(0)\ndef f(x): return x * v.random_raw()",
+            "call()",
+            lambda f: fg.jit(f, backend="aten"),
+        )

@@ -139,13 +139,14 @@ def mentions(code: types.CodeType) -> Mentions:
     found: dict[str, set[str]] = {name: set() for name in kinds}
     uses: dict[str, set[Use]] = {}
     counts = Counter[str]()
+    formats = any(isinstance(constant, str) and "%" in constant for constant in code.co_consts)
     for at, step in enumerate(steps):
         kind = _kind(step.opname)
         if kind is not None:
             found[kind].add(step.argval)
         if step.opname in ("IS_OP", "CONTAINS_OP") and steps[at - 1].opname not in CONSTANT:
             found["compared"].add(step.opname)
-        if step.opname.startswith("FORMAT_") or (step.opname == "BINARY_OP" and step.argrepr == "%"):
+        if step.opname.startswith("FORMAT_") or (step.opname == "BINARY_OP" and step.argrepr == "%" and formats):
             found["attributes"].add("__format__")
         if step.opname == "MATCH_CLASS" and step.argval:  # case Config(v)
             found["attributes"].add("__match_args__")

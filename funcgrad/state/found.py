@@ -38,6 +38,8 @@ class Found:
     _is_closed = _is_in_backward = False
     _sets: frozenset[str] = frozenset()
     """The attributes that code writes to which was reached."""
+    _makes_texts = False
+    """Whether code of the caller's that was reached may make a text of an object."""
     grew_as_may_be_read = False
     """Whether a list has more items than before, which code reads that was reached, and need not have run."""
 
@@ -94,6 +96,7 @@ class Found:
         self._used: set[str] = set()
         self._looked_at: set[str] = set()
         """Names that code uses, and those that it looks at."""
+        self._unshown: list[tuple[type, types.FunctionType]] = []  # what would run to make texts of a class's objects
         self._pending: list[tuple[types.FunctionType, str]] = []
         self._said: set[str] = set()
         self.numbers: dict[Any, tuple[Place, Any]] = {}
@@ -113,8 +116,7 @@ class Found:
         """The lines from which attributes were read, by what a reader calls these."""
         self.variables = dict(os.environ)
         """The environment, which may be written to."""
-        self.shown: set[str] = set()
-        """The lines that asked for the text of a tensor."""
+        self.shown: set[str] = set()  # the lines that asked for the text of a tensor
         self.hooked: set[str] = set()
         """The lines that registered hooks on leaves, which outlive the call."""
         self.outside: set[str] = set()

@@ -53,7 +53,7 @@ _CLOCK_FUNCTIONS = {
     for name in names
     if hasattr(owner, name)
 }
-GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
+GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 _LENGTH = 624
 """Of the state of a Mersenne Twister: where one stands that was seeded."""
 _SEEDS = ("seed", "setstate", "set_state")
@@ -76,8 +76,8 @@ class Generator:
             return Generator(name, lambda: None, lambda state: None, None)
         if isinstance(value, random.Random):
             return Generator(name, value.getstate, value.setstate, value.getstate())
-        if isinstance(value, np.random.Generator):
-            bits = value.bit_generator
+        if isinstance(value, (np.random.Generator, np.random.BitGenerator)):
+            bits = value.bit_generator if isinstance(value, np.random.Generator) else value
             return Generator(name, lambda: bits.state, lambda state: setattr(bits, "state", state), bits.state)
         return Generator(name, lambda: value.get_state(legacy=False), value.set_state, value.get_state(legacy=False))
 

@@ -149,6 +149,10 @@ class Mentioned(Reached):
             self._namespace(function, name)
         self._codes[code] = function
         self._functions.append(function)
+        if own and said.makes_texts and not self._makes_texts:
+            self._makes_texts = True
+            for kind, shows in self._unshown:
+                self._special_method(kind, "__repr__", shows)
         new = (said.attributes | said.strings | said.assigned) - self._said  # setters and deleters run, too
         self._said |= new
         self._sets |= said.assigned | (said.strings if said.set_by_name else frozenset())

@@ -184,11 +184,11 @@ CONSTRUCTORS = ("__init__", "__new__", "__post_init__", "__init_subclass__", "__
 
 
 def special_methods_of(kind: type) -> Iterator[tuple[str, types.FunctionType]]:
-    """The special methods that a class defines itself, not what only shows an object."""
+    """The special methods that a class defines itself."""
     for name, member in list(kind.__dict__.items()):
         function = unhooked(kind) if name == "__getattribute__" else getattr(member, "__func__", member)
         is_special = name.startswith("__") or name == "_missing_"  # of an enum
-        if is_special and isinstance(function, types.FunctionType) and name != "__repr__":
+        if is_special and isinstance(function, types.FunctionType):
             yield name, function
 
 

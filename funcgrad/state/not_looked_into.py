@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import decimal
+import weakref
 
 import numpy as np
 
@@ -23,7 +25,10 @@ WRITES = (
 )
 
 
-HOLD_STATE = ("_csv", "_random", "_sqlite3", "_thread", "mmap", "sqlite3", "zlib")
+HOLD_STATE = (
+    "_blake2", "_bz2", "_csv", "_hashlib", "_lzma", "_md5", "_pickle", "_random", "_sha1", "_sha2", "_sha256", "_sha3",
+    "_sha512", "_sqlite3", "_thread", "mmap", "sqlite3", "xml.etree.ElementTree", "zlib",
+)  # fmt: skip
 """Modules in C whose objects change, and say nothing of it."""
 
 
@@ -34,5 +39,6 @@ def is_inert(kind: type) -> bool:
 
 CLOSED = ("contextlib", "funcgrad", "logging", "pathlib", "re", "threading", "_thread")
 """Modules into whose objects nobody looks: they hold none of the caller's state, or say themselves what they do."""
-NOT_WATCHED = (ctypes._SimpleCData.__mro__[1], np.void)
-"""Memory of C, by the class of all that ``ctypes`` makes; rows of arrays that have fields."""
+NOT_WATCHED = (ctypes._SimpleCData.__mro__[1], np.void, weakref.finalize, decimal.Context)
+"""Memory of C, by the class of all that ``ctypes`` makes; rows of arrays that have fields; finalizers, of which one
+table is that of all; contexts in which numbers of ``decimal`` are computed with by name."""

@@ -304,6 +304,9 @@ class Reached(Homes):
         return not self._used.isdisjoint(("type", "__class__"))
 
     def _special_method(self, kind: type, name: str, function: types.FunctionType) -> None:
+        if name == "__repr__" and not self._makes_texts:  # it only shows an object
+            self._unshown.append((kind, function))
+            return
         if name != "__getattribute__":  # its hook may stand there
             place = Place.on_class(kind, name)
             self._guard(Guard.of(place, kind.__dict__[name]))

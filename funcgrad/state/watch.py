@@ -4,9 +4,9 @@ Attributes of objects and modules are heard of by hooks (``hooks``); what no hoo
 mentions (``reached``). Containers and attributes are copied when they are met, so that what the function wrote can be
 found and undone (``effects``).
 
-It is one object in seven parts, each a class that knows those before it: what is known (``found``), where it lives
-(``homes``), what values bring along (``reached``), what code names (``mentioned``), what is assumed, unwatched, and
-asked of loggers.
+It is one object in eight parts, each a class that knows those before it: what is known (``found``), where it lives
+(``homes``), what values bring along (``reached``), what code names (``mentioned``), what is assumed, unwatched, asked
+of loggers, and of the environment.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from .buffers import holds_now
 from .caches import keeps_traced
 from .code import loads_of, mentions, with_nested, written_by
 from .conversions import Globals, asks_types, asks_types_otherwise, converting, own_names
+from .environment import Environment
 from .files import hearing_of_files, version_of
 from .given import OF_ITEMS, with_parts
 from .guards import Guard, Met, members_said
@@ -39,7 +40,6 @@ from .identities import Identities, keyed_by_tensors
 from .imports import heard_imports
 from .impure import asks_clock, put_back, refuse_draw
 from .lines import Lines, user_line
-from .loggers import Loggers
 from .names import (
     LIBRARIES,
     TABLES,
@@ -64,7 +64,7 @@ from .values import copied, same
 Converting = Sequence[tuple[types.FunctionType, frozenset[str]]]
 
 
-class Watch(Loggers):
+class Watch(Environment):
     """Use as a context manager around what runs code of the caller's; ``finish`` it, then ``guards`` and ``tensors``
     say what was read, ``met`` what was there.
 
@@ -406,14 +406,6 @@ class Watch(Loggers):
                     self._guard(Guard.absent(Place("item", table, name, shown)))
             self._guard(Guard.absent(Place("item", own, name, shown)))
             self._absent_on(type(owner).__mro__, name, shown)
-
-    def environment(self, variables: Any, key: Any) -> None:
-        """An environment variable was read, of ``os.environ`` or ``os.environb``."""
-        place = Place("environ", variables, key, f"os.environ{'b' * isinstance(key, bytes)}[{key!r}]")
-        with listening(None):
-            self._hear(place.name)
-            if (value := place.read()) is not MISSING:  # else it raises: a key that is no text
-                self._guard(Guard.of(place, value))
 
     def lacking(self, place: Place, tensor: Tensor) -> Iterator[Guard]:
         """That a tensor that was met at a place goes on to lack what code may ask it for, by texts or where an error
