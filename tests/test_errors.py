@@ -1241,6 +1241,7 @@ NOT_REFUSED_HERE = {
     "FILLS_CACHE": "test_state_mended.py",
     "FILLS_CACHE_FIRST": "test_state_mended.py",
     "DROPS_CACHED": "test_state_unseen.py",
+    "SHARED_WITH_ARRAY": "test_state_unseen.py",
     "WRITES_TO_CACHED": "test_state_mended.py",
     "BACKWARD_OF_OWN_LEAF": "random programs (laws/fuzz.py, seed 903585)",
     "VIEW_SWITCHED_AND_RESTRIDED": "random programs (laws/fuzz.py, seed 1000438)",

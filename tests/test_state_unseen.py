@@ -569,3 +569,28 @@ def test_objects_in_c_that_hold_state_are_named():
             "call()",
             lambda f: fg.jit(f, backend="aten"),
         )
+
+
+def test_a_count_that_is_read_by_another_name():
+    reads = {
+        "a dict in a dict": ("d = {'n': 0}; e = {'inner': d}", "d['n']", "e['inner']['n']", "d['n'] = 9"),
+        "a list in a list": ("l = [0]; m = [l]", "l[0]", "m[0][0]", "l[0] = 9"),
+        "a dict of an object": ("d = {'n': 0}; c = Config(); c.d = d", "c.d['n']", "d['n']", "d['n'] = 9"),
+    }
+    for case, (made, counted, read, put) in reads.items():
+        source = f"{made}\ndef f(x):\n    {counted} += 1\n    return x * {read}"
+        check(**{case: (source, f"call(); call(); {put}; call()")})
+
+
+def test_an_array_that_is_the_memory_of_a_tensor():
+    made = "a = np.zeros(3, dtype=np.float32); t = torch.from_numpy(a); b = a[1:]\n"
+    writes = {
+        "the tensor": "    t.add_(1)\n    return x * float(a[0])",
+        "the array": "    a[0] += 1\n    return x * t",
+        "a part of it": "    b[0] += 1\n    return x * t",
+    }
+    for own in writes.values():
+        with pytest.raises(fg.MutationError, match="which are one memory"):
+            run(f"{made}def f(x):\n{own}", "call()", lambda f: fg.jit(f, backend="aten"))
+    steps = "call(); a[0] = 5; call(); t[1] = 7; call(); b = 0"
+    check(read=(made + "def f(x): return x * t + float(a[0])", steps), apart=(made + "def f(x): return x * t", steps))

@@ -55,7 +55,7 @@ from .left_behind import LeftBehind, gradless, leaves_of, left_behind, switches_
 from .memory import history, neighbours, overlaps, same_objects, without_subclasses
 from .modes import with_modes
 from .onward import Passes, apart_from, by_slot, calls_of
-from .other_places import other_places, with_containers, with_homes
+from .other_places import other_places, require_apart_from_arrays, with_containers, with_homes
 from .outputs import look_at_outputs
 from .questions import HOOKS, HOOKS_AFTER, IS_VIEW, answer_of, require_bare
 from .reads import READS_LATER
@@ -212,6 +212,7 @@ class DryRun:
         facts = evolve(facts, state=state, hooks=hooks, backward_writes=self._backward_writes, opens=opens)
         facts = with_homes(facts, self.watch, inputs)
         all_written = written.effects if self._backward_writes else facts.state.effects
+        require_apart_from_arrays(facts, self.watch, inputs, all_written)
         also, apart_from, others = other_places(facts, self.watch, inputs, all_written, self.trace.given_anew)
         held = {slot for _, slot in also} | {self._slot_of(c.tensor) for c in facts.captured}
         for slot, real in inputs.tensors if self._hands_over and self.watch.said.compares_objects else ():

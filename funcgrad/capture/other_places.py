@@ -6,14 +6,18 @@ import weakref
 from collections.abc import Sequence, Set
 from typing import Any
 
+import numpy as np
 from attrs import evolve
+from torch import Tensor
 
 from .. import refusals
+from ..slots import Base
 from ..state.effects import Effect, Refill, Store
 from ..state.guards import Guard
 from ..state.places import Place
 from ..state.state import with_brought
 from ..state.watch import Watch
+from ..torch_private.tensors import storage_bytes
 from ..trees import Container
 from .facts import Facts, Source
 from .inputs import Inputs
@@ -46,6 +50,27 @@ def with_containers(facts: Facts, watch: Watch, inputs: Inputs, containers: Sequ
         raise refusals.COMPARES_CONTAINERS(where, where=where)
     apart_from = (*facts.apart_from, *renewed.values())
     return evolve(facts, one=inputs.one, apart=facts.apart | known, apart_from=apart_from)
+
+
+def require_apart_from_arrays(facts: Facts, watch: Watch, inputs: Inputs, written: Sequence[Effect]) -> None:
+    """Raise where an array of Python state lies in the memory of an input, and one of them is written to: a program
+    has read the other by then."""
+    arrays = [met for met in watch.met.values() if isinstance(met.container, np.ndarray)]
+    refilled = {id(effect.container) for effect in written if isinstance(effect, Refill)}
+    changed: set[Any] = {slot for slot, change in facts.changes.items() if change.data or change.in_backward}
+    changed |= {member for slot in changed if isinstance(slot, Base) for member in slot.of}
+    tensors = [*inputs.tensors, *((c.slot, c.tensor) for c in facts.captured if c.tensor is not None)]
+    for met in (met for met in arrays if watch.uses(met.container, met.name)):
+        for slot, tensor in tensors:
+            if (slot in changed or id(met.container) in refilled) and _share_memory(met.container, tensor):
+                raise refusals.SHARED_WITH_ARRAY(met.name, slot, where=met.name)
+
+
+def _share_memory(array: np.ndarray[Any, Any], tensor: Tensor) -> bool:
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    memory, start = storage_bytes(tensor), array.ctypes.data
+    return memory.start < start + array.nbytes and start < memory.stop
 
 
 def other_places(

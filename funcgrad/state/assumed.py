@@ -38,11 +38,13 @@ from .names import (
     is_installed,
     is_installed_file,
     is_library,
+    is_replaced,
     item_name,
     item_of,
     joined,
     only_grows,
     taken_apart,
+    uses_of,
 )
 from .places import MISSING, Place
 from .reached import CONTAINERS
@@ -269,6 +271,15 @@ class Assumed(Mentioned):
         """Whether all code that was reached only adds to a buffer or a list, whatever it holds."""
         names = self._all_names(held)
         return bool(names) and any(all(only_grows(name, said) for name in names) for said in self.said_of_contents)
+
+    def only_counts(self, place: Place, said: Mentions) -> bool:
+        """Whether all that code does with a number is to count on, by whichever name it reaches what holds it."""
+        met, names = self.met.get(id(place.owner)), {place.name}
+        if met is not None and met.of is None:
+            names |= {item_name(name, place.key) for name in self._all_names(place.owner)}
+        uses = [uses_of(name, said) for name in names]
+        is_counted = set[str]().union(*(own or {"read"} for own in uses)) == {"count"}
+        return is_counted and not any(is_replaced(name, said) for name in names)
 
     def uses(self, held: Any, name: str) -> bool:
         """Whether code that was reached does anything with a container, or with a name in a dict of attributes or of

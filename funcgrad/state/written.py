@@ -39,7 +39,7 @@ from .code import Mentions
 from .effects import Count, Effect, Grow, Refill, Store, refill
 from .guards import Guard, Met, members_said
 from .hooks import can_be_hooked
-from .names import found_on, is_hook_of_module, is_replaced, item_name, joined, steps_of, uses_of
+from .names import found_on, is_hook_of_module, item_name, joined, steps_of
 from .new_values import CALLED, New, NewObject, attributes_made, is_copied, is_lasting, is_new
 from .output import Log, Print, Printed, effects_of
 from .places import MISSING, Place
@@ -295,7 +295,7 @@ class Written:
         """The effect, if a number is only ever increased by one constant."""
         unseen = self._watch.whole | self._watch.given.keys()
         is_number = type(start) in (int, float) and type(now) in (int, float) and id(place.owner) not in unseen
-        if not is_number or uses_of(place.name, self._said) != {"count"} or is_replaced(place.name, self._said):
+        if not is_number or not self._watch.only_counts(place, self._said):
             return None
         for step in steps_of(place.name, self._said):
             reached = start

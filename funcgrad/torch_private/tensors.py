@@ -78,6 +78,15 @@ def storage_id(tensor: torch.Tensor) -> int:
     return int(unwrap_transform(tensor).untyped_storage()._cdata)
 
 
+def storage_bytes(tensor: torch.Tensor) -> range:
+    """The addresses of the memory a tensor lives in; none where it has none on a CPU."""
+    own = unwrap_transform(tensor)
+    if own.device.type != "cpu" or own.layout is not torch.strided or is_wrapper_subclass(own):
+        return range(0)
+    storage = own.untyped_storage()
+    return range(storage.data_ptr(), storage.data_ptr() + storage.nbytes())
+
+
 def storage_identity(storage: torch.UntypedStorage) -> int:
     """``storage_id`` of the tensors over a storage."""
     return int(storage._cdata)
