@@ -592,5 +592,17 @@ def test_an_array_that_is_the_memory_of_a_tensor():
     for own in writes.values():
         with pytest.raises(fg.MutationError, match="which are one memory"):
             run(f"{made}def f(x):\n{own}", "call()", lambda f: fg.jit(f, backend="aten"))
+    for made_of in ("bytearray(12)", "array.array('f', [0, 0, 0])"):
+        source = f"import array\na = {made_of}; t = torch.frombuffer(a, dtype=torch.float32)\ndef f(x):\n"
+        for own in ("    t.add_(1)\n    return x * a[0]", "    a[0] += 1\n    return x * t"):
+            with pytest.raises(fg.MutationError, match="which are one memory"):
+                run(source + own, "call()", lambda f: fg.jit(f, backend="aten"))
     steps = "call(); a[0] = 5; call(); t[1] = 7; call(); b = 0"
     check(read=(made + "def f(x): return x * t + float(a[0])", steps), apart=(made + "def f(x): return x * t", steps))
+
+
+def test_what_stands_for_a_module_that_is_imported():
+    source = "def f(x):\n    import funcgrad_test_k as k\n    return x * k.by"
+    put = "sys.modules['funcgrad_test_k'] = types.SimpleNamespace(by={})"
+    again = "sys.modules['funcgrad_test_k'].by = 7.0"
+    check(namespace=(source, f"{put.format(3.0)}; call(); {put.format(5.0)}; call(); {again}; call()"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import weakref
 from collections.abc import Sequence, Set
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from .. import refusals
 from ..slots import Base
-from ..state.effects import Effect, Refill, Store
+from ..state.effects import Effect, Grow, Refill, Store
 from ..state.guards import Guard
 from ..state.places import Place
 from ..state.state import with_brought
@@ -53,10 +54,10 @@ def with_containers(facts: Facts, watch: Watch, inputs: Inputs, containers: Sequ
 
 
 def require_apart_from_arrays(facts: Facts, watch: Watch, inputs: Inputs, written: Sequence[Effect]) -> None:
-    """Raise where an array of Python state lies in the memory of an input, and one of them is written to: a program
-    has read the other by then."""
-    arrays = [met for met in watch.met.values() if isinstance(met.container, np.ndarray)]
-    refilled = {id(effect.container) for effect in written if isinstance(effect, Refill)}
+    """Raise where an array of Python state, NumPy's or of bytes, lies in the memory of an input, and one of them is
+    written to: a program has read the other by then."""
+    arrays = [met for met in watch.met.values() if isinstance(met.container, _ARRAYS)]
+    refilled = {id(effect.container) for effect in written if isinstance(effect, (Refill, Grow))}
     changed: set[Any] = {slot for slot, change in facts.changes.items() if change.data or change.in_backward}
     changed |= {member for slot in changed if isinstance(slot, Base) for member in slot.of}
     tensors = [*inputs.tensors, *((c.slot, c.tensor) for c in facts.captured if c.tensor is not None)]
@@ -66,11 +67,15 @@ def require_apart_from_arrays(facts: Facts, watch: Watch, inputs: Inputs, writte
                 raise refusals.SHARED_WITH_ARRAY(met.name, slot, where=met.name)
 
 
-def _share_memory(array: np.ndarray[Any, Any], tensor: Tensor) -> bool:
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    memory, start = storage_bytes(tensor), array.ctypes.data
-    return memory.start < start + array.nbytes and start < memory.stop
+_ARRAYS = (np.ndarray, bytearray, array.array)
+
+
+def _share_memory(held: Any, tensor: Tensor) -> bool:
+    own = held if isinstance(held, np.ndarray) else np.frombuffer(held or b"\0", np.uint8)
+    while isinstance(own.base, np.ndarray):
+        own = own.base
+    memory, start = storage_bytes(tensor), own.ctypes.data
+    return memory.start < start + own.nbytes and start < memory.stop
 
 
 def other_places(

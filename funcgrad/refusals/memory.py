@@ -32,7 +32,7 @@ WRITES_IN_BACKWARD_OF_OWN_LEAF = Refusal(
 )
 SHARED_WITH_ARRAY = Refusal(
     MutationError,
-    "the function uses the NumPy array {0} and the tensor {1}, which are one memory, and writes to it by one of them",
+    "the function uses the array {0} and the tensor {1}, which are one memory, and writes to it by one of them",
     "use the tensor alone, or a copy of the array",
 )
 STORAGE_SET = Refusal(MutationError, "the function gives {0} other memory (set_ of a storage)", "x.set_(y) of a tensor")

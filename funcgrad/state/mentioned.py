@@ -196,9 +196,13 @@ class Mentioned(Reached):
 
     def _imported(self, name: str, said: Mentions, own: bool) -> None:
         """A module that code imports."""
+        place, module = Place("item", sys.modules, name, name), sys.modules[name]
+        if not isinstance(module, types.ModuleType):  # anything may stand there
+            self._value(place, module)
+            return
         if package(name) not in LIBRARIES:
-            self._guard(Guard.of(Place("item", sys.modules, name, name), sys.modules[name]))
-        self._module(sys.modules[name], said, name, own)
+            self._guard(Guard.of(place, module))
+        self._module(module, said, name, own)
 
     def imported(self, module: types.ModuleType, name: str) -> None:
         """A module was not there before the function imported it, and is now."""
