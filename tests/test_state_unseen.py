@@ -6,6 +6,7 @@ test.
 
 import pytest
 import torch
+from test_state import X, world
 from test_state_mended import run
 
 import funcgrad as fg
@@ -348,6 +349,7 @@ def test_what_is_asked_of_threads_and_of_numpy_is_named():
         ("import threading\ndef f(x): return x * len(threading.current_thread().name)", "current_thread"),
         ("from threading import get_ident\ndef f(x): return x * (get_ident() > 0)", "get_ident"),
         ("def f(x): return x * len(np.geterr())", "geterr"),
+        ("k = 2.0\ndef g(): pass\ndef f(x): return x * g.__globals__['k']", "__globals__"),
         ("import signal\ndef f(x): return x * (signal.getsignal(2) is None)", "getsignal"),
         ("def f(x): return x * os.umask(os.umask(0))", "umask"),
         ("import sys\ndef f(x): return x * sys.stdout.isatty()", "isatty"),
@@ -379,6 +381,10 @@ def test_what_functions_and_classes_say_of_themselves_however_they_are_reached()
         noted=(noted.format("type(o).__annotations__"), steps),
         hints=("import typing\n" + noted.format("typing.get_type_hints(A)"), steps),
         of_function=("def A(k: int): pass\ndef f(x): return x * len(A.__annotations__)", steps),
+        hints_of_function=(
+            "import typing\ndef A(k: int): pass\ndef f(x): return x * len(typing.get_type_hints(A))",
+            steps,
+        ),
     )
 
 
@@ -606,3 +612,12 @@ def test_what_stands_for_a_module_that_is_imported():
     put = "sys.modules['funcgrad_test_k'] = types.SimpleNamespace(by={})"
     again = "sys.modules['funcgrad_test_k'].by = 7.0"
     check(namespace=(source, f"{put.format(3.0)}; call(); {put.format(5.0)}; call(); {again}; call()"))
+
+
+def test_what_classes_alone_are_asked_for_is_not_guarded_of_functions():
+    source = "class A: pass\nclass B: o = A()\no = A()\ndef g(x): return x\ndef f(x): return g(x) * len({})"
+    for use in ("type(o).__name__", "type(B.o).__name__", "o.__class__.__name__", "g.__name__", "[g][0].__name__"):
+        space = world(source.format(use))
+        guards = fg.jit(space["f"], backend="aten").program(X).facts.state.guards
+        named = {g.place.name for g in guards if g.place.key == "__name__"}
+        assert named and ("g.__name__" in named) == ("g" in use), use

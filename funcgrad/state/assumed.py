@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .buffers import is_buffer
 from .caches import entries_of, results_of
-from .code import Mentions, mentions, together
+from .code import SAID_OF_THEMSELVES, Mentions, mentions, together
 from .guards import Guard, Met, members_said
 from .hooks import can_be_hooked
 from .impure import is_iterator, refuse_iterator
@@ -57,8 +57,6 @@ _FIRST = {"appendleft", "extendleft", "insert"}
 """Methods that put items before those that are there."""
 _READS = {"getvalue", "getbuffer", "read", "readline", "readlines", "seek", "tell", "truncate"}
 """Methods that tell what a stream holds, or change it."""
-_SAID_OF_THEMSELVES = {"__name__", "__qualname__", "__doc__", "__module__", "__wrapped__", "__annotations__"}
-"""By functions and classes."""
 _ASK_BY_TEXT = {"hasattr", "getattr"}
 _MOST_KEPT = 64
 """Results of a ``functools.lru_cache`` that are watched."""
@@ -188,13 +186,16 @@ class Assumed(Mentioned):
     def _guard_names(self, own: Mentions) -> None:
         """What functions and classes are called, and say of themselves, where code asks for it: those of the caller's
         in any way (``type(self).__name__``), others by their names."""
-        asked = _SAID_OF_THEMSELVES & (own.attributes | (own.strings if own.by_name else frozenset()))
+        by_text = own.strings if own.by_name else frozenset[str]()
+        asked, of_functions = (SAID_OF_THEMSELVES & (by_text | names) for names in (own.attributes, own.of_functions))
         by_names = [pair for chain in own.chains for pair in pairwise(chain) if pair[1] in asked]
         known = {id(value): value for value in (*self._known.values(), *self.classes)} if asked else {}
         for value in known.values():
             if isinstance(value, (types.FunctionType, type)):
                 names = {taken_apart(name)[0] for name in self._names.get(id(value), ())}
-                for attribute in asked if is_callers_own(value) else {to for of, to in by_names if of in names}:
+                known_by = {to for of, to in by_names if of in names}
+                others = asked if isinstance(value, type) else of_functions
+                for attribute in others if is_callers_own(value) else known_by:
                     place = Place("slot", value, attribute, joined(value.__name__, attribute))
                     if (now := place.read()) is not MISSING:
                         self._guard(Guard.of(place, now))

@@ -34,6 +34,8 @@ _ASK = {
 """Functions of Python's library, and what they ask a class, or a function, for: no code of the caller's says it."""
 _SETS_BY_NAME = {"setattr", "delattr", "__setattr__", "__delattr__"}
 _LOOK = {"isinstance", "issubclass", "super"}
+SAID_OF_THEMSELVES = {"__name__", "__qualname__", "__doc__", "__module__", "__wrapped__", "__annotations__"}
+"""By functions and classes."""
 UNSEEN = {"globals", "locals", "eval", "exec", "input"}
 """Builtins that read what no guard can watch."""
 
@@ -61,6 +63,8 @@ class Mentions:
     """``type``, where code asks for the type of what may be a number, and does more with it than to read an
     attribute of it."""
 
+    of_functions: frozenset[str] = frozenset()
+    """What it asks of that which functions say of themselves, too, where it may be a function's."""
     chains: frozenset[tuple[str, ...]] = frozenset()
     """Names, and modules by import, each with the attributes that are read of it one after the other, if any."""
     aliases: frozenset[tuple[str, str]] = frozenset()
@@ -135,7 +139,7 @@ def with_nested(code: types.CodeType) -> list[types.CodeType]:
 def mentions(code: types.CodeType) -> Mentions:
     """What a code object mentions."""
     steps = without_padding(code)
-    kinds = ("globals", "imports", "attributes", "stored", "assigned", "used", "compared", "types")
+    kinds = ("globals", "imports", "attributes", "stored", "assigned", "used", "compared", "types", "of_functions")
     found: dict[str, set[str]] = {name: set() for name in kinds}
     uses: dict[str, set[Use]] = {}
     counts = Counter[str]()
@@ -146,6 +150,8 @@ def mentions(code: types.CodeType) -> Mentions:
             found[kind].add(step.argval)
         if step.opname in ("IS_OP", "CONTAINS_OP") and steps[at - 1].opname not in CONSTANT:
             found["compared"].add(step.opname)
+        if step.argval in SAID_OF_THEMSELVES and step.opname in ATTRIBUTE and not _is_of_class(steps, at):
+            found["of_functions"].add(step.argval)
         if step.opname.startswith("FORMAT_") or (step.opname == "BINARY_OP" and step.argrepr == "%" and formats):
             found["attributes"].add("__format__")
         if step.opname == "MATCH_CLASS" and step.argval:  # case Config(v)
@@ -162,7 +168,9 @@ def mentions(code: types.CodeType) -> Mentions:
             counts[step.argval] += use.then == "count" and not use.keys
             if not _is_looked_at(steps, at):
                 found["used"].add(step.argval)
-    found["attributes"] |= {_ASK[name] for name in _ASK.keys() & (found["globals"] | found["attributes"])}
+    by_library = {_ASK[name] for name in _ASK.keys() & (found["globals"] | found["attributes"])}
+    found["attributes"] |= by_library
+    found["of_functions"] |= by_library
     stores = Counter(step.argval for step in steps if step.opname in _GIVES_VALUE)
     found["replaced"] = {*(stores - counts)}
     texts, unseen = _texts(steps)
@@ -283,6 +291,15 @@ def _is_looked_at(steps: Sequence[dis.Instruction], at: int) -> bool:
         if not step.opname.startswith(("LOAD_", "PUSH_NULL")):
             break
     return False
+
+
+def _is_of_class(steps: Sequence[dis.Instruction], at: int) -> bool:
+    """Whether the attribute that is loaded at ``at`` is of ``type(x)``, or of ``x.__class__``."""
+    of = steps[at - 1]
+    if of.opname != "CALL":
+        return bool(of.argval == "__class__")
+    loads = itertools.takewhile(lambda step: step.opname.startswith(("LOAD_", "PUSH_NULL")), reversed(steps[: at - 1]))
+    return any(step.opname in GLOBAL and step.argval == "type" for step in loads)
 
 
 def asks_type(steps: Sequence[dis.Instruction], at: int) -> bool:

@@ -69,6 +69,8 @@ class Unwatched(Assumed):
             _warn_once(self._root, f"the function registers a hook on a leaf that it is given ({line}): {_HOOKED}")
         for what in sorted(self.outside):
             _warn_once(self._root, what)
+        for name in sorted({"__globals__", "f_globals", "f_locals"} & own.attributes):
+            _warn_once(self._root, f"the function reads {name}: {_AS_TRACED}")
         warn_of_clocks(ran)
         generators = (*self._generators, *(generator for _, generator in self._of_everybody))
         for function in filter(seeds, ran if any(g.is_fresh() for g in generators) else ()):
