@@ -621,3 +621,23 @@ def test_what_classes_alone_are_asked_for_is_not_guarded_of_functions():
         guards = fg.jit(space["f"], backend="aten").program(X).facts.state.guards
         named = {g.place.name for g in guards if g.place.key == "__name__"}
         assert named and ("g.__name__" in named) == ("g" in use), use
+
+
+def test_what_a_function_counts_that_is_named_in_each_call_of_a_transform():
+    for made in (lambda: {"n": 0}, lambda: [0]):
+        held = made()
+        key = "n" if isinstance(held, dict) else 0
+
+        def counted(held):
+            def f(x):
+                held[key] += 1
+                return x * x
+
+            return f
+
+        f, other = counted(held), counted(made())
+        for n in (1, 2, 3):
+            _, pullback = fg.vjp_compiled(f, torch.ones(3))
+            pullback(torch.ones(3))
+            fg.vjp_compiled(other, torch.ones(3))
+            assert held[key] == n
