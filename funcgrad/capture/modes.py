@@ -34,7 +34,7 @@ from ..torch_private.functional import (
 from ..torch_private.levels import CUSTOM_FUNCTION, custom_function_at_level
 from ..torch_private.modes import TorchDispatchMode, TorchFunctionMode
 from ..torch_private.operators import method_of, writes_inputs
-from ..torch_private.tensors import is_transform_wrapper, is_zero_tensor
+from ..torch_private.tensors import ASKS_VERSION, is_transform_wrapper, is_zero_tensor
 from ..trees import flatten
 from .callbacks import hook_called
 from .captures import GradientsMatter, require_dense_results
@@ -62,7 +62,7 @@ from .outside import (
     require_fitting_values,
 )
 from .pullbacks import is_recorded, run_pullback, with_saved
-from .questions import ASKS_VERSION, QUESTIONS, refuse_unknowable
+from .questions import QUESTIONS, refuse_unknowable
 from .reads import BY_MASK, READS, READS_LATER, TAKES_DATA, asks_for_value, makes_sizes
 from .replaced_functions import original_of
 from .replacements import replacements_of

@@ -407,7 +407,8 @@ class Assumed(Mentioned):
             return  # it is looked into where it lives: there may be another one
         if met.of is not None and id(container) in self._late and not said.by_name and not can_be_hooked(type(met.of)):
             asked = said.attributes | said.strings
-            asked |= asked_by_properties(type(met.of), asked)  # value, of an enum
+            of_properties = asked_by_properties(type(met.of))  # value, of an enum
+            asked = asked.union(*(of_properties[name] for name in of_properties.keys() & asked))
             for name, value in met.before.items():
                 if name in asked and name != "__wrapped__":
                     self._value(Place("item", container, name, joined(met.name, name)), value)
