@@ -170,12 +170,14 @@ class Assumed(Mentioned):
     def _guard_lacking(self, own: Mentions, by_name: Set[str]) -> None:
         """What code asks by a text of what nobody looks into (``hasattr(logger, "name")``, ``hasattr(builtins,
         "name")``), it must go on to lack."""
-        modules = ((module, vars(module), called) for module, called in self._libraries.values())
-        for value, held, called in (*modules, *self._not_looked_into) if by_name else ():
+        owners: list[tuple[type, dict[str, Any], str]]
+        owners = [(types.ModuleType, vars(module), called) for module, called in self._libraries.values()]
+        owners += [(closed.kind, closed.attributes, closed.name) for closed in self._not_looked_into]
+        for kind, held, called in owners if by_name else ():
             asks = own.uses.get(taken_apart(called)[0], ())
             if any(use.then == "give" and use.by is not None and use.by[0] in _ASK_BY_TEXT for use in asks):
                 for name in sorted(by_name - held.keys()):
-                    if not hasattr(type(value), name):
+                    if not hasattr(kind, name):
                         self._guard(Guard.absent(Place("item", held, name, joined(called, name))))
 
     def _guard_not_imported(self) -> None:

@@ -21,9 +21,10 @@ from .settings import SETTINGS, Setting
 
 @frozen(eq=False)
 class NotLookedInto:
-    """An object of a library's: the dict of its ``attributes``, those that its constructors ``made``, and those that
-    its properties ask for, by their names."""
+    """An object of a class of a library's: the dict of its ``attributes``, those that its constructors ``made``, and
+    those that its properties ask for, by their names."""
 
+    kind: type
     attributes: dict[str, Any]
     name: str
     made: frozenset[str]

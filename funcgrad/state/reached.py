@@ -388,7 +388,7 @@ class Reached(Homes):
                 self._value(Place("slot", value, "rules", joined(name, "rules")), value.rules)
             if own := attributes_of(value) if package_of(kind) != "funcgrad" else None:
                 made, asked = assigned_by(kind, frozenset(CONSTRUCTORS)), asked_by_properties(kind)
-                self._not_looked_into.append(NotLookedInto(own, name, made, asked))
+                self._not_looked_into.append(NotLookedInto(kind, own, name, made, asked))
                 self._of_closed(self._not_looked_into[-1], self._said)
             return
         own = attributes_of(value)
