@@ -1250,6 +1250,7 @@ NOT_REFUSED_HERE = {
     "LAZY_MODULE": "under a transform alone (test_modules.py)",
     "INITIALISES_LAZY_MODULE": "test_modules.py",
     "MAKES_OWN_LEAF": "test_state.py",
+    "STORES_UNDER_LEVEL": "test_levels.py",
     "REGISTERS_HOOK": "test_modules.py",
     "CUDNN_STATISTICS": "a GPU",
     "POLICY_ANSWER": "a GPU",

@@ -18,7 +18,7 @@ from ..options import Randomness
 from ..slots import Arg, Base, Captured, Slot
 from ..state.caches import require_filled, require_kept_by_none
 from ..state.effects import same_effects
-from ..state.given import into_arguments
+from ..state.given import into_arguments, is_watched
 from ..state.hooks import listening
 from ..state.late import Late
 from ..state.renewed import Brought
@@ -162,7 +162,7 @@ class DryRun:
         arguments = inputs.objects
         self.watch = trace.watch = self._watch_of(root, arguments, stand_ins)
         containers = inputs.containers(args, kwargs)
-        self._given, unseen = self.watch.give(containers), contents_of(containers)
+        self._given, unseen = self.watch.give(containers), contents_of([c for c in containers if not is_watched(c)])
         trace.reals = {id(self._mirrored[id(real)].seen): real for _, real in self._reals}
         trace.inputs = set(trace.reals)
         raised: BaseException | None = None
@@ -172,7 +172,7 @@ class DryRun:
                 grad_mode = torch.is_grad_enabled()
             for handle in self._handles:
                 handle.remove()
-            require_same(unseen)
+            require_same(unseen, refusals.STORES_INTO_ARGUMENT)
             if self._replays:
                 require_filled(self.watch.caches)
             trace.writes.spread_versions()

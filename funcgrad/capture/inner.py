@@ -25,7 +25,7 @@ from ..checkpoint_policies import Policy
 from ..errors import FuncgradError
 from ..options import BackwardAutocast, Randomness
 from ..slots import Arg, Captured, Final, NewGradient, NewMemory, Rewritten, Signature, Slot, State, Stored
-from ..state.effects import Effect, Grow, Refill, Store, same_effects, taken_back
+from ..state.effects import Effect, Grow, Refill, Store, in_containers, same_effects, taken_back
 from ..state.places import Place
 from ..state.watch import Watch
 from ..state.written import Written
@@ -189,7 +189,7 @@ class Inner:
         """Whether nothing but values goes in and out (see ``run_pure``)."""
         facts = self.facts
         more = (
-            set(facts.given) - self._stored.keys()
+            set(facts.given) - _stored_by(self._replayed).keys()
             or facts.gradients
             or facts.leaves
             or facts.switches
@@ -200,12 +200,11 @@ class Inner:
         return not (facts.needed_overlaps() or more or restrides or self.inverse.keys)
 
     @property
-    def _stored(self) -> Mapping[Stored, Callable[[], Any]]:
-        """What it stores in Python state, and how to find that after one more run, which is taken back. What a gradient
+    def _replayed(self) -> Sequence[Effect]:
+        """What it writes to Python state, where that is found after one more run, and taken back. What a gradient
         transform stores is of a level that has ended by then; what backward reads is to stay."""
         state = self.facts.state
-        effects = state.effects if self.splits and not state.late.left else ()
-        return {slot: find for e in effects if isinstance(e, (Store, Grow, Refill)) for slot, find in e.stored()}
+        return state.effects if self.splits and not state.late.left else ()
 
     @property
     def _moved(self) -> list[tuple[Place, Slot]]:
@@ -224,7 +223,7 @@ class Inner:
         assert trace is not None and trace.watch is not None
         if not self.exchanges_values:
             return None
-        written, places = self.inverse.written, self._stored
+        written = self.inverse.written
         seen, _ = self.inverse(
             dict(zip(self.signature.ins, values, strict=True)),
             lambda slot, value: value.clone() if slot in written else value,
@@ -238,6 +237,9 @@ class Inner:
         }
         args, kwargs = self._arguments(seen)
         alone, moved = facts.state.late.alone, self._moved
+        given = zip(facts.state.into.given, self.inputs.containers(args, kwargs), strict=bool(facts.state.into.given))
+        effects = [*in_containers(self._replayed, {id(was.value): now.value for was, now in given})]
+        places = _stored_by(effects)
         bound = {
             c.slot: (_there(c), seen[c.slot])
             for c in facts.captured
@@ -249,7 +251,7 @@ class Inner:
         with (
             trace.binding([*bound.values()], [bound[slot] for slot in bound if slot in written]),
             _put(trace.watch, [(place, seen[slot]) for place, slot in moved]),
-            taken_back(facts.state.effects) if places else contextlib.nullcontext(),
+            taken_back(effects) if places else contextlib.nullcontext(),
         ):
             result = self.definition(*args, **kwargs)
             opening = Opening(trace.watch, trace.written()) if self.facts.opens else None
@@ -364,6 +366,11 @@ class Inner:
         with torch.enable_grad():
             views = {id(memory[slot]): take(memory[slot], (ALIAS,)) for slot in slots}
         return {slot: views.get(id(value), value) for slot, value in seen.items()}
+
+
+def _stored_by(effects: Iterable[Effect]) -> dict[Stored, Callable[[], Any]]:
+    """What effects store, and how to find that after a run."""
+    return {slot: find for e in effects if isinstance(e, (Store, Grow, Refill)) for slot, find in e.stored()}
 
 
 @contextlib.contextmanager

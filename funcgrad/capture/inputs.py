@@ -9,8 +9,8 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from .. import refusals
+from ..errors import Refusal
 from ..slots import Arg, Captured, State
-from ..state.given import is_watched
 from ..state.places import Place
 from ..state.renewed import Renewed
 from ..state.unread import is_unread
@@ -109,14 +109,21 @@ class Inputs:
 
     def containers(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Container]:
         """The containers in arguments of this structure."""
-        assert isinstance(self.tree, Node)
-        positional, keywords = self.tree.children
-        assert isinstance(positional, Node) and isinstance(keywords, Node)
-        own = zip(args, positional.children, self.names, strict=True)
-        given = [(value, tree, name, f"args__{i}") for i, (value, tree, name) in enumerate(own)]
-        named = zip(kwargs.values(), keywords.children, keyword_names(self.names, kwargs), strict=True)
-        given += [(value, tree, name, f"kwargs__{i}") for i, (value, tree, name) in enumerate(named)]
-        return [found for value, tree, name, variable in given for found in containers_in(value, tree, name, variable)]
+        return containers_of_call(args, kwargs, self.tree, self.names)
+
+
+def containers_of_call(
+    args: Sequence[Any], kwargs: Mapping[str, Any], tree: Tree, names: Sequence[str]
+) -> list[Container]:
+    """The containers in the arguments of a call of this structure; ``names``: of the positional ones."""
+    assert isinstance(tree, Node)
+    positional, keywords = tree.children
+    assert isinstance(positional, Node) and isinstance(keywords, Node)
+    own = zip(args, positional.children, names, strict=True)
+    given = [(value, tree, name, f"args__{i}") for i, (value, tree, name) in enumerate(own)]
+    named = zip(kwargs.values(), keywords.children, keyword_names(names, kwargs), strict=True)
+    given += [(value, tree, name, f"kwargs__{i}") for i, (value, tree, name) in enumerate(named)]
+    return [found for value, tree, name, variable in given for found in containers_in(value, tree, name, variable)]
 
 
 @frozen
@@ -161,16 +168,16 @@ def read_all(captured: Iterable[CapturedTensor], arguments: Mapping[Any, Any]) -
 
 
 def contents_of(containers: Iterable[Container]) -> list[tuple[Container, tuple[Any, ...]]]:
-    """What containers hold into which stores are not seen."""
-    return [(own, children_of(own.value)) for own in containers if not is_watched(own)]
+    """What containers hold."""
+    return [(own, children_of(own.value)) for own in containers]
 
 
-def require_same(before: Iterable[tuple[Container, tuple[Any, ...]]]) -> None:
+def require_same(before: Iterable[tuple[Container, tuple[Any, ...]]], otherwise: Refusal[Any]) -> None:
     """Containers hold what they held: a store into a copy of them would be lost."""
     for container, held in before:
         now = children_of(container.value)
         if len(now) != len(held) or any(a is not b for a, b in zip(now, held, strict=True)):
-            raise refusals.STORES_INTO_ARGUMENT(container.path, where=container.path)
+            raise otherwise(container.path, where=container.path)
 
 
 def require_none_hidden(given: Sequence[Any], names: Sequence[str]) -> None:

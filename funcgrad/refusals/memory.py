@@ -181,6 +181,12 @@ STORES_INTO_ARGUMENT = Refusal(
     "return the new container; write in place into the tensors in it, state['h'].copy_(h); or store into a dict, a"
     " list, or an object with attributes",
 )
+STORES_UNDER_LEVEL = Refusal(
+    MutationError,
+    "the function stores into a container it was given, at {0}, under a transform of torch.func, in which it has "
+    "another one",
+    "return what it stores, and store it outside of the transform; or write in place into the tensors in it",
+)
 COMPARES_CONTAINERS = Refusal(
     AliasContractError,
     "the function was given a container that it reads in {0}, too, and compares objects",

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ..slots import Stored
 from .buffers import holds_now, is_buffer, put_into
@@ -23,6 +23,7 @@ from .builtin_methods import call, call_text, overridden
 from .new_values import Names, New
 from .output import Log, Print
 from .places import MISSING, Constant, Place
+from .values import copied
 from .warned import Warn
 
 
@@ -154,6 +155,17 @@ def taken_back(effects: Iterable[Effect]) -> Iterator[None]:
                 place.write(held)
 
 
+def in_containers(effects: Iterable[Effect], now: Mapping[int, Any]) -> Iterator[Effect]:
+    """The same effects, on the containers that stand for others, by their identities."""
+    for effect in effects:
+        if isinstance(effect, (Store, Count)) and id(effect.place.owner) in now:
+            yield evolve(effect, place=evolve(effect.place, owner=now[id(effect.place.owner)]))
+        elif isinstance(effect, (Grow, Refill)) and id(effect.container) in now:
+            yield evolve(effect, container=now[id(effect.container)])
+        else:
+            yield effect
+
+
 def same_effects(first: Sequence[Effect], second: Sequence[Effect]) -> bool:
     """Whether two runs wrote the same."""
     return list(map(_shown, first)) == list(map(_shown, second))
@@ -170,6 +182,23 @@ def _reorder(container: dict[Any, Any], items: Mapping[Any, Any]) -> None:
     for key, value in items.items():
         call(container, "pop", key, None)
         call(container, "__setitem__", key, value)
+
+
+FILLED = dict, list, collections.deque
+"""Containers that ``store_into`` stores into."""
+
+
+def store_into(container: Any, copy: Any, before: Any) -> None:
+    """What was stored into a copy of a container, since that held ``before``, is stored into the container; the rest
+    stays the very object."""
+    now, has = copied(copy), copied(container)
+    were, values, held = ([*c.values()] if isinstance(c, dict) else [*c] for c in (before, now, has))
+    keys_stay = not isinstance(now, dict) or [*now] == [*before]
+    if keys_stay and len(values) == len(were) and all(a is b for a, b in zip(values, were, strict=True)):
+        return
+    same = {id(was): own for was, own in zip(were, held, strict=True)}
+    items = [same.get(id(value), value) for value in values]
+    refill(container, dict(zip(now, items, strict=True)) if isinstance(now, dict) else items)
 
 
 def refill(container: Any, items: Any) -> None:

@@ -15,10 +15,13 @@ from typing import Any
 from torch import Tensor
 
 from .. import refusals
+from ..capture.inputs import containers_of_call, contents_of, require_same
 from ..capture.trace import active_trace
 from ..errors import CapturedTransformError
 from ..runtime.call import MISS
+from ..state.effects import FILLED, store_into
 from ..state.lines import user_line
+from ..state.values import copied
 from ..torch_private.levels import (
     BelowLevel,
     batched_at,
@@ -84,16 +87,32 @@ def _found(compiled: Programs, args: tuple[Any, ...], kwargs: dict[str, Any], ki
 
 
 def _met_first(compiled: Programs, args: tuple[Any, ...], kwargs: dict[str, Any], kind: str | None, level: int) -> Any:
-    leaves, tree, _ = flatten((args, kwargs))
-    leaves = [unwrap_dead(v) if isinstance(v, Tensor) else v for v in leaves]
+    given, tree, _ = flatten((args, kwargs))
+    leaves = [unwrap_dead(v) if isinstance(v, Tensor) else v for v in given]
     if foreign_trace_active([unwrap_transform(v) for v in leaves if isinstance(v, Tensor)]):
         return compiled.definition(*args, **kwargs)
     if kind == "vmap":
         return _batched(compiled, leaves, tree, level)
-    args, kwargs = unflatten(leaves, tree)
     if kind == "functionalize":
         return _functionalised(compiled, leaves, tree, level)
-    return _at_level(compiled).run(args, kwargs)
+    if all(now is was for now, was in zip(leaves, given, strict=True)):
+        return _at_level(compiled).run(args, kwargs)
+    return _with_unwrapped(compiled, args, kwargs, unflatten(leaves, tree), tree)
+
+
+def _with_unwrapped(compiled: Programs, args: Any, kwargs: Any, own: Any, tree: Tree) -> Any:
+    """At a level of reverse or forward mode, with tensors of levels that have ended unwrapped (``own``); what is stored
+    into these containers is stored into those of the caller's."""
+    names = compiled.definition.argument_names(len(args))
+    here, there = (containers_of_call(call[0], call[1], tree, names) for call in ((args, kwargs), own))
+    pairs = [*zip(here, there, strict=True)]
+    stores = [(was.value, now.value, copied(now.value)) for was, now in pairs if isinstance(now.value, FILLED)]
+    others = contents_of([now for _, now in pairs if not isinstance(now.value, FILLED)])
+    result = _at_level(compiled).run(*own)
+    require_same(others, refusals.STORES_UNDER_LEVEL)
+    for container, copy, before in stores:
+        store_into(container, copy, before)
+    return result
 
 
 def _at_level(compiled: Programs) -> Programs:
@@ -167,8 +186,10 @@ def _functionalised(compiled: Programs, leaves: list[Any], tree: Tree, level: in
     ends."""
     own = [functional_below(level, v) if isinstance(v, Tensor) else v for v in leaves]
     args, kwargs = unflatten(own, tree)
+    held = contents_of(containers_of_call(args, kwargs, tree, compiled.definition.argument_names(len(args))))
     with BelowLevel():
         outs, out_tree, _ = flatten(compiled(*args, **kwargs))
+    require_same(held, refusals.STORES_UNDER_LEVEL)
     given = {id(v): leaf for v, leaf in zip(own, leaves, strict=True) if isinstance(v, Tensor)}
     wrapped = [
         given[id(v)] if id(v) in given else functional_at(level, v) if isinstance(v, Tensor) else v for v in outs

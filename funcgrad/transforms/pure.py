@@ -16,6 +16,7 @@ from torch import Tensor
 from .. import refusals
 from ..capture.autocast import Autocast, autocast_as
 from ..capture.inner import Inner
+from ..capture.inputs import containers_of_call, contents_of, require_same
 from ..capture.runs_again import running_again
 from ..capture.trace import active_trace
 from ..capture.views import is_dense
@@ -77,7 +78,9 @@ class Batched(_OfAnother):
         with nesting(), vmap_level(size, self.randomness) as level:
             own = [v if d is None else batched_at(level, v, d) for v, d in zip(leaves, self.dims, strict=True)]
             args, kwargs = unflatten(own, self.tree)
+            held = contents_of(containers_of_call(args, kwargs, self.tree, self.of.argument_names(len(args))))
             outs, tree, _ = flatten(self.of(*args, **kwargs))
+            require_same(held, refusals.STORES_UNDER_LEVEL)
             given = {id(o): (v, d) for o, v, d in zip(own, leaves, self.dims, strict=True) if isinstance(o, Tensor)}
             pairs = [given.get(id(v)) or unbatched_at(level, v) if isinstance(v, Tensor) else (v, None) for v in outs]
         return unflatten([v for v, _ in pairs], tree), tuple(-1 if d is None else d for _, d in pairs)
