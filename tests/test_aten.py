@@ -98,7 +98,7 @@ def call(args, kwargs):
         return MISS
     if ambient() != AMBIENT: return MISS
     if not seen(p_w):
-        if not isinstance(p_w, Tensor) or p_w.dtype is not float32 or p_w.shape != (4,) or p_w.stride() != (1,) or p_w.requires_grad is not False or p_w.device != cpu or keys(p_w).raw_repr() != BITS: return MISS
+        if type(p_w) not in (Tensor, Parameter) or p_w.dtype is not float32 or p_w.shape != (4,) or p_w.stride() != (1,) or p_w.requires_grad is not False or p_w.device != cpu or keys(p_w).raw_repr() != BITS: return MISS
     if type(k) is not int or k != 2: return MISS
     grad_p_w, = kernel(p_w)
     return {'w': grad_p_w}
