@@ -333,7 +333,7 @@ class Assumed(Mentioned):
         alone. What its metaclass or its bases have, or may be asked for ``by_name``, it must go on to lack."""
         for name in among(names, kind):
             value = kind.__dict__[name]
-            if is_data(name) and (is_plain(value) or isinstance(value, CONTAINERS) or not is_installed(kind)):
+            if is_data(name, kind) and (is_plain(value) or isinstance(value, CONTAINERS) or not is_installed(kind)):
                 self._value(Place.on_class(kind, name), value)
         if not is_installed(kind) and kind in self._direct and isinstance(kind, abc.ABCMeta):
             self._guard(Guard.registry(kind))

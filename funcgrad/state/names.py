@@ -158,9 +158,11 @@ def among(names: Set[str], kind: type) -> list[str]:
     return [name for name in kind.__dict__ if name in names]
 
 
-def is_data(name: str) -> bool:
-    """Whether a class keeps data under a name, and no method that Python calls itself."""
-    return not name.startswith("__") or name in ("__match_args__", "__annotations__", "__dataclass_fields__")
+def is_data(name: str, kind: type) -> bool:
+    """Whether a class keeps data under a name, and no method that Python calls itself. What those of installed packages
+    say of themselves stays."""
+    is_said = name in ("__match_args__", "__annotations__", "__dataclass_fields__")
+    return not name.startswith("__") or (is_said and not is_installed(kind))
 
 
 def members_of(kind: type, names: Set[str]) -> Iterator[tuple[str, Any]]:
@@ -175,7 +177,7 @@ def members_of(kind: type, names: Set[str]) -> Iterator[tuple[str, Any]]:
         is_container = isinstance(member, (dict, list, tuple, set, frozenset, collections.deque))
         is_value = not (is_library(type(member)) and hasattr(type(member), "__get__"))
         is_value |= isinstance(member, functools.partialmethod)
-        if is_value and is_data(name) and (is_container or not is_installed(kind)):
+        if is_value and is_data(name, kind) and (is_container or not is_installed(kind)):
             yield name, member
 
 
