@@ -3,6 +3,7 @@ shadowed, variables of an enclosing function."""
 
 import builtins
 import importlib
+import subprocess
 import sys
 import types
 
@@ -131,3 +132,10 @@ def test_a_default_dtype_of_the_functions_own(backend):
         torch.manual_seed(0)
         found = compiled(torch.ones(1))
         assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def test_a_function_without_arguments_in_a_new_process():
+    """What is imported to leave the modes of a trace was imported where imports are heard, which leaves them first."""
+    program = "import torch, funcgrad as fg\nw = torch.ones(3)\nprint(fg.jit(lambda: w * 2, backend='aten')().tolist())"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert ran.stdout.strip() == "[2.0, 2.0, 2.0]", ran.stderr

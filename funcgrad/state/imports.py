@@ -6,6 +6,7 @@ makes are the process's, and no stand-ins. From then on it is watched as one tha
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -20,6 +21,17 @@ from ..torch_private.fakes import without_modes
 from ..torch_private.levels import outside_transforms
 from ..torch_private.modes import without_function_modes
 from .hooks import Listener, current_listener, listening
+
+
+@contextlib.contextmanager
+def _outside() -> Iterator[None]:
+    """Outside of the trace."""
+    with listening(None), without_modes(), without_function_modes(), outside_transforms():
+        yield
+
+
+with _outside():  # PyTorch imports what these need when they are first entered: not within an import that is heard
+    pass
 
 
 @frozen(eq=False)
@@ -37,7 +49,7 @@ class _Outside(Loader):
         assert module.__spec__ is not None
         module.__spec__.loader = module.__loader__ = self.loader
         before = sys.modules.keys() - {module.__name__}
-        with listening(None), without_modes(), without_function_modes(), outside_transforms():
+        with _outside():
             self.loader.exec_module(module)
             for name in [own for own in sys.modules if own not in before]:
                 self.listener.imported(sys.modules[name], name)
