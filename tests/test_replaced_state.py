@@ -166,3 +166,34 @@ def test_each_call_stores_under_another_key(kept):
             misses = compiled.cache_info().misses
     assert all(torch.equal(items(own)[k], items(plain)[k]) for k in "abc")
     assert compiled.cache_info().misses == misses
+
+
+def test_state_that_is_kept_by_parameters_and_code_that_compares_them():
+    """An optimiser of the caller's own: a parameter that is a key is no tensor that must be no input."""
+
+    def made():
+        torch.manual_seed(0)
+        module, state = torch.nn.Linear(3, 2), {}
+        parameters = [*module.parameters()]
+
+        def step(x):
+            for p in parameters:
+                p.grad = None
+            loss = module(x).square().mean()
+            loss.backward()
+            with torch.no_grad():
+                for p in parameters:
+                    state[p] = state[p] * 0.9 + p.grad if p in state else p.grad.clone()
+                    p.sub_(state[p] if p is parameters[0] else state[p] * 0.5)
+            return loss.detach()
+
+        return step, parameters, state
+
+    found = []
+    for wrap in (lambda f: f, fg.jit):
+        step, parameters, state = made()
+        called = wrap(step)
+        losses = [called(torch.linspace(-1, 1, 6).view(2, 3) * i) for i in range(4)]
+        found.append((losses, [p.detach() for p in parameters], [state[p] for p in parameters]))
+    torch.testing.assert_close(found[1], found[0])
+    assert called.cache_info().misses == 2

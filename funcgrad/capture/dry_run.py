@@ -219,8 +219,9 @@ class DryRun:
             if slot in held and id(real) not in self._asked_for:
                 owners = (t for _, t in self._reals if t.is_leaf and t.grad is real)  # which are asked for it, then
                 raise Restart(Known((*owners, real), themselves=(real,)))
-        apart = frozenset(id(g.value()) for g in others if g.how == "tensor" and self.watch.said.compares_objects)
-        facts = evolve(facts, also=also, apart=apart, apart_from=apart_from)
+        used = {id(c.tensor) for c in facts.captured} | {id(t) for _, t in inputs.tensors}
+        apart = {id(g.value()) for g in others if g.how == "tensor" and self.watch.said.compares_objects} - used
+        facts = evolve(facts, also=also, apart=frozenset(apart), apart_from=apart_from)
         facts = with_containers(facts, self.watch, inputs, containers if self._hands_over else ())
         guards = (*facts.state.guards, *others)
         late = Late(guards)  # what a derivative of a gradient reads, when that runs
