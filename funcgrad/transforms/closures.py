@@ -18,7 +18,6 @@ from attrs import field, frozen
 
 from ..capture.trace import active_trace
 from ..options import Options
-from ..state.code import written_by
 from .compiled import Compiled
 from .definition import Definition
 
@@ -46,7 +45,8 @@ class _Converted:
         """One that brings no data."""
         if isinstance(self.like, functools.partial):
             return self.like.func
-        return self._with(dict.fromkeys(_data_of(self.like), _NOTHING) | {name: own.root for name, own in self.inner})
+        data = {name for name, value in _brought_by(self.like).items() if _is_data(value)}
+        return self._with(dict.fromkeys(data, _NOTHING) | {name: own.root for name, own in self.inner})
 
     def _with(self, values: Mapping[Any, Any]) -> Fn:
         like = self.like
@@ -83,21 +83,6 @@ def _brought_by(f: Any) -> dict[Any, Any]:
     return {name: c.cell_contents for name, c in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True)}
 
 
-def _data_of(f: Any) -> dict[Any, Any]:
-    """What a function brings of data; not a container that its own code may write to, which is state."""
-    written = _filled(f.__code__) if isinstance(f, types.FunctionType) else frozenset[str]()
-    values = _brought_by(f).items()
-    return {name: v for name, v in values if _is_data(v) and not (name in written and isinstance(v, (dict, list)))}
-
-
-@functools.lru_cache(1024)
-def _filled(code: types.CodeType) -> frozenset[str]:
-    """The variables of closures that code may write into, nested code included: any, where it stores items."""
-    stores = any(s.opname.endswith("_SUBSCR") and s.opname[0] in "SD" for s in dis.get_instructions(code))
-    own = frozenset(code.co_freevars) if stores else written_by(code)
-    return own.union(*(_filled(inner) for inner in code.co_consts if isinstance(inner, types.CodeType)))
-
-
 def _converted(f: Any, within: tuple[Any, ...] = ()) -> tuple[_Converted, dict[Any, Any]] | None:
     """What is left of a function without the data that it brings, and these; None where it has more than its code
     says, or writes to its variables. ``within``: the functions that bring it."""
@@ -120,9 +105,8 @@ def _converted(f: Any, within: tuple[Any, ...] = ()) -> tuple[_Converted, dict[A
         for name, v in values.items()
         if not any(v is other for other in within) and (own := _converted(v, within)) is not None
     }
-    data = _data_of(f)
     brought = {
-        name: inner[name][1] if name in inner else v for name, v in values.items() if name in inner or name in data
+        name: inner[name][1] if name in inner else v for name, v in values.items() if name in inner or _is_data(v)
     }
     others = tuple((name, id(v)) for name, v in values.items() if name not in brought)
     return _Converted((*made_of, others), tuple((name, own) for name, (own, _) in inner.items()), f), brought
