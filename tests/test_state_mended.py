@@ -880,18 +880,26 @@ def test_a_dict_with_a_get_of_its_own():
     assert torch.equal(compiled(x), f(x))
 
 
+def _installed(tmp_path, monkeypatch, name, source):
+    """A module of this source that is imported as one of an installed package."""
+    site = tmp_path / "site-packages"
+    site.mkdir()
+    (site / f"{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(str(site))
+    return importlib.import_module(name)
+
+
 def test_packages_of_another_environment_are_installed(tmp_path, monkeypatch):
     """Environments lie on top of one another: what a package asks for by name is not guarded class by class,
     wherever it is installed."""
-    site = tmp_path / "site-packages"
-    site.mkdir()
     asked = ", ".join(f"'name_{i}'" for i in range(50))
-    (site / "installed_elsewhere.py").write_text(
+    package = _installed(
+        tmp_path,
+        monkeypatch,
+        "installed_elsewhere",
         "class Model:\n    scale = 2.0\n    def __call__(self, x):\n"
-        f"        return x * self.scale * sum(getattr(type(self), name, 1) for name in ({asked},))\n"
+        f"        return x * self.scale * sum(getattr(type(self), name, 1) for name in ({asked},))\n",
     )
-    monkeypatch.syspath_prepend(str(site))
-    package = importlib.import_module("installed_elsewhere")
     model = package.Model()
     compiled = fg.jit(lambda x: model(x))
     assert torch.equal(compiled(X), X * 100)
@@ -903,17 +911,16 @@ def test_packages_of_another_environment_are_installed(tmp_path, monkeypatch):
 
 def test_an_installed_package_asks_what_there_is_to_work_with(tmp_path, monkeypatch):
     """``einops`` does: which of its classes are for packages that are imported. Nobody is warned of it."""
-    site = tmp_path / "site-packages"
-    site.mkdir()
-    (site / "installed_backends.py").write_text(
+    package = _installed(
+        tmp_path,
+        monkeypatch,
+        "installed_backends",
         "import sys\nclass Backend:\n    pass\nclass OfTorch(Backend):\n    name = 'torch'\n"
         "class OfNothing(Backend):\n    name = 'no_such_package'\nFOUND = {}\n"
         "def doubled(x):\n    if type(x) not in FOUND:\n"
         "        FOUND[type(x)] = [b.name for b in Backend.__subclasses__() if b.name in sys.modules]\n"
-        "    return x * 2 * len(FOUND[type(x)])\n"
+        "    return x * 2 * len(FOUND[type(x)])\n",
     )
-    monkeypatch.syspath_prepend(str(site))
-    package = importlib.import_module("installed_backends")
     compiled = fg.jit(lambda x: package.doubled(x))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -940,17 +947,17 @@ def test_a_property_stands_before_a_slot_of_its_name():
 
 def test_a_list_grows_beside_what_would_copy_its_owner(tmp_path, monkeypatch):
     """Metrics of an installed package append what they are given; how one is copied is not what a call does."""
-    site = tmp_path / "site-packages"
-    site.mkdir()
-    (site / "installed_metrics.py").write_text(
+    package = _installed(
+        tmp_path,
+        monkeypatch,
+        "installed_metrics",
         "class Metric:\n    def __init__(self):\n        self.kept = []\n"
         "    def update(self, x):\n        self.kept.append(x.sin())\n"
         "    def __setstate__(self, state):\n        self.__dict__.update(state)\n"
         "        self.names = [name for name in vars(self) if len(getattr(self, name)) > 3]\n"
-        "    def __reduce__(self):\n        return Metric, (), {'kept': list(self.kept)}\n"
+        "    def __reduce__(self):\n        return Metric, (), {'kept': list(self.kept)}\n",
     )
-    monkeypatch.syspath_prepend(str(site))
-    metric = importlib.import_module("installed_metrics").Metric()
+    metric = package.Metric()
 
     def f(x):
         metric.update(x)

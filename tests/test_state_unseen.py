@@ -331,6 +331,12 @@ def test_what_is_written_to_an_array_of_objects_is_refused_by_name():
             run(source, "call()", lambda f: fg.jit(f, backend="aten"))
 
 
+def _is_named_as_unwatched(imports, made, use, match):
+    source = f"import {imports}\nv = {made}\ndef f(x): return x * {use}"
+    with pytest.warns(fg.UnwatchedStateWarning, match=match):
+        run(source, "call()", lambda f: fg.jit(f, backend="aten"))
+
+
 def test_memory_of_c_is_named():
     for made, use in (
         ("ctypes.c_double(1)", "v.value"),
@@ -339,9 +345,7 @@ def test_memory_of_c_is_named():
         ("np.rec.array([(1.0,)], dtype=[('a', float)])[0]", "v.a"),
         ("type('S', (ctypes.Structure,), {'_fields_': [('a', ctypes.c_int)]})(1)", "v.a"),
     ):
-        source = f"import ctypes, multiprocessing\nv = {made}\ndef f(x): return x * {use}"
-        with pytest.warns(fg.UnwatchedStateWarning, match=r"v.* cannot be watched"):
-            run(source, "call()", lambda f: fg.jit(f, backend="aten"))
+        _is_named_as_unwatched("ctypes, multiprocessing", made, use, r"v.* cannot be watched")
 
 
 def test_what_is_asked_of_threads_and_of_numpy_is_named():
@@ -566,9 +570,7 @@ def test_objects_in_c_that_hold_state_are_named():
         ("decimal.Context(prec=3)", "float(v.divide(decimal.Decimal(1), decimal.Decimal(3)))"),
         ("weakref.finalize(Config(), print)", "(2 if v.alive else 1)"),
     ):
-        source = f"import decimal, hashlib, xml.etree.ElementTree\nv = {made}\ndef f(x): return x * {use}"
-        with pytest.warns(fg.UnwatchedStateWarning, match=r"v \(an? .* cannot be watched"):
-            run(source, "call()", lambda f: fg.jit(f, backend="aten"))
+        _is_named_as_unwatched("decimal, hashlib, xml.etree.ElementTree", made, use, r"v \(an? .* cannot be watched")
     with pytest.raises(fg.ImpureFunctionError, match="draws from v"):
         run(
             "v = np.random.MT19937(0)\ndef f(x): return x * v.random_raw()",

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from .. import refusals
-from ..capture.inputs import containers_of_call, contents_of, require_same
+from ..capture.inputs import containers_of_call
 from ..capture.trace import active_trace
 from ..errors import CapturedTransformError
 from ..runtime.call import MISS
@@ -44,7 +44,7 @@ from .definition import Pullback
 from .nodes import batch_of, pure_call, randomness_at
 from .peel import AT_MOST, Peel, print_peel, with_batch_dimensions
 from .programs import Programs
-from .pure import PURE, AtLevel, Batched, Given, HalfAlone
+from .pure import PURE, AtLevel, Batched, Given, HalfAlone, stores_refused
 
 # ── the call ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -107,9 +107,8 @@ def _with_unwrapped(compiled: Programs, args: Any, kwargs: Any, own: Any, tree: 
     here, there = (containers_of_call(call[0], call[1], tree, names) for call in ((args, kwargs), own))
     pairs = [*zip(here, there, strict=True)]
     stores = [(was.value, now.value, copied(now.value)) for was, now in pairs if isinstance(now.value, FILLED)]
-    others = contents_of([now for _, now in pairs if not isinstance(now.value, FILLED)])
-    result = _at_level(compiled).run(*own)
-    require_same(others, refusals.STORES_UNDER_LEVEL)
+    with stores_refused([now for _, now in pairs if not isinstance(now.value, FILLED)]):
+        result = _at_level(compiled).run(*own)
     for container, copy, before in stores:
         store_into(container, copy, before)
     return result
@@ -186,10 +185,9 @@ def _functionalised(compiled: Programs, leaves: list[Any], tree: Tree, level: in
     ends."""
     own = [functional_below(level, v) if isinstance(v, Tensor) else v for v in leaves]
     args, kwargs = unflatten(own, tree)
-    held = contents_of(containers_of_call(args, kwargs, tree, compiled.definition.argument_names(len(args))))
-    with BelowLevel():
+    containers = containers_of_call(args, kwargs, tree, compiled.definition.argument_names(len(args)))
+    with BelowLevel(), stores_refused(containers):
         outs, out_tree, _ = flatten(compiled(*args, **kwargs))
-    require_same(held, refusals.STORES_UNDER_LEVEL)
     given = {id(v): leaf for v, leaf in zip(own, leaves, strict=True) if isinstance(v, Tensor)}
     wrapped = [
         given[id(v)] if id(v) in given else functional_at(level, v) if isinstance(v, Tensor) else v for v in outs

@@ -31,7 +31,7 @@ from ..state.state import as_it_was
 from ..torch_private.levels import batched_at, dual_parts, sharing_dual_level, unbatched_at, vmap_level
 from ..torch_private.modes import without_function_modes
 from ..torch_private.tensors import is_zero_tensor
-from ..trees import Tree, flatten, unflatten
+from ..trees import Container, Tree, flatten, unflatten
 from .definition import Definition, Of, OfGraph, Pullback, nesting, under_reverse
 from .mapped import MAPPED
 from .packed import with_values
@@ -59,6 +59,15 @@ class _OfAnother(_OfValues):
         return self.of.root  # type: ignore[no-any-return]
 
 
+@contextlib.contextmanager
+def stores_refused(containers: Sequence[Container]) -> Iterator[None]:
+    """Around a call with containers that a transform has made anew: what is stored into them nobody else would see.
+    Raises ``MutationError``."""
+    held = contents_of(containers)
+    yield
+    require_same(held, refusals.STORES_UNDER_LEVEL)
+
+
 @frozen(eq=False, kw_only=True)
 class Batched(_OfAnother):
     """A definition under vmap: of leaves with a batch dimension where ``dims`` has one. Returns its result, and the
@@ -78,9 +87,8 @@ class Batched(_OfAnother):
         with nesting(), vmap_level(size, self.randomness) as level:
             own = [v if d is None else batched_at(level, v, d) for v, d in zip(leaves, self.dims, strict=True)]
             args, kwargs = unflatten(own, self.tree)
-            held = contents_of(containers_of_call(args, kwargs, self.tree, self.of.argument_names(len(args))))
-            outs, tree, _ = flatten(self.of(*args, **kwargs))
-            require_same(held, refusals.STORES_UNDER_LEVEL)
+            with stores_refused(containers_of_call(args, kwargs, self.tree, self.of.argument_names(len(args)))):
+                outs, tree, _ = flatten(self.of(*args, **kwargs))
             given = {id(o): (v, d) for o, v, d in zip(own, leaves, self.dims, strict=True) if isinstance(o, Tensor)}
             pairs = [given.get(id(v)) or unbatched_at(level, v) if isinstance(v, Tensor) else (v, None) for v in outs]
         return unflatten([v for v, _ in pairs], tree), tuple(-1 if d is None else d for _, d in pairs)
