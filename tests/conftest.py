@@ -6,10 +6,13 @@ os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton, as the t
 
 import collections
 import gc
+import importlib
 import sys
 import tempfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -79,3 +82,19 @@ def pytest_collection_modifyitems(items):
 
 def _draw(item):
     return zlib.crc32(item.nodeid.encode())
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], ModuleType]:
+    """Imports a module, of this name and source, as one of an installed package."""
+    site = tmp_path / "site-packages"
+    site.mkdir()
+    monkeypatch.syspath_prepend(str(site))
+
+    def install(name: str, source: str) -> ModuleType:
+        (site / f"{name}.py").write_text(source)
+        importlib.invalidate_caches()
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        return importlib.import_module(name)
+
+    return install

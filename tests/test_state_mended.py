@@ -12,7 +12,6 @@ import contextvars
 import csv
 import dataclasses
 import functools
-import importlib
 import io
 import itertools
 import logging
@@ -880,22 +879,11 @@ def test_a_dict_with_a_get_of_its_own():
     assert torch.equal(compiled(x), f(x))
 
 
-def _installed(tmp_path, monkeypatch, name, source):
-    """A module of this source that is imported as one of an installed package."""
-    site = tmp_path / "site-packages"
-    site.mkdir()
-    (site / f"{name}.py").write_text(source)
-    monkeypatch.syspath_prepend(str(site))
-    return importlib.import_module(name)
-
-
-def test_packages_of_another_environment_are_installed(tmp_path, monkeypatch):
+def test_packages_of_another_environment_are_installed(installed):
     """Environments lie on top of one another: what a package asks for by name is not guarded class by class,
     wherever it is installed."""
     asked = ", ".join(f"'name_{i}'" for i in range(50))
-    package = _installed(
-        tmp_path,
-        monkeypatch,
+    package = installed(
         "installed_elsewhere",
         "class Model:\n    scale = 2.0\n    def __call__(self, x):\n"
         f"        return x * self.scale * sum(getattr(type(self), name, 1) for name in ({asked},))\n",
@@ -909,11 +897,9 @@ def test_packages_of_another_environment_are_installed(tmp_path, monkeypatch):
     assert torch.equal(compiled(X), X * 150)
 
 
-def test_an_installed_package_asks_what_there_is_to_work_with(tmp_path, monkeypatch):
+def test_an_installed_package_asks_what_there_is_to_work_with(installed):
     """``einops`` does: which of its classes are for packages that are imported. Nobody is warned of it."""
-    package = _installed(
-        tmp_path,
-        monkeypatch,
+    package = installed(
         "installed_backends",
         "import sys\nclass Backend:\n    pass\nclass OfTorch(Backend):\n    name = 'torch'\n"
         "class OfNothing(Backend):\n    name = 'no_such_package'\nFOUND = {}\n"
@@ -945,11 +931,9 @@ def test_a_property_stands_before_a_slot_of_its_name():
     assert torch.equal(compiled(X), X * 3)
 
 
-def test_a_list_grows_beside_what_would_copy_its_owner(tmp_path, monkeypatch):
+def test_a_list_grows_beside_what_would_copy_its_owner(installed):
     """Metrics of an installed package append what they are given; how one is copied is not what a call does."""
-    package = _installed(
-        tmp_path,
-        monkeypatch,
+    package = installed(
         "installed_metrics",
         "class Metric:\n    def __init__(self):\n        self.kept = []\n"
         "    def update(self, x):\n        self.kept.append(x.sin())\n"

@@ -204,7 +204,6 @@ class DryRun:
         require_none_hidden(leaves_given, paths_given)
         if drawn is not None:
             raise drawn
-        self.watch.require_noted()
         if trace.symbols.floats.names and self.watch.asks_types:
             raise NotSymbolicError("the function asks for types, and that of a symbol is another than that of a number")
         state, hooks = self._state(written, arguments), self.trace.hooks.kept
@@ -239,8 +238,6 @@ class DryRun:
         inputs = self._inputs
         watch = Watch(root, arguments, inputs.numbers(stand_ins), bool(inputs.renewed))
         watch.given_tensors = {id(self._mirrored[id(t)].seen) for _, t in inputs.tensors}
-        asks_types = inputs.has_symbols and bool(watch.said.types)
-        watch.notes_what_runs = self._known.notes or watch.identities.matter or asks_types
         return watch
 
     def _take_written(self, grad_mode: bool) -> None:
@@ -391,6 +388,7 @@ class DryRun:
                 if not fails_in_eager(error):
                     raise
                 self.watch.failed_in_backward = True
+                self.watch.hears_no_more()
                 if self.trace.reads.allowed and isinstance(error, READS_LATER):
                     # of the gradients that come in, which are known when backward is compiled
                     hooks.require_seen()

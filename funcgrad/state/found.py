@@ -35,14 +35,12 @@ class Found:
     """What was reached so far, and the guards on the way to it."""
 
     _ran: set[types.CodeType] | None = None
-    """What code ran; None: nobody noted it."""
+    """What code ran; None: nobody has heard of it."""
     _is_closed = _is_in_backward = False
     _sets: frozenset[str] = frozenset()
     """The attributes that code writes to which was reached."""
     _makes_texts = False
     """Whether code of the caller's that was reached may make a text of an object."""
-    grew_as_may_be_read = False
-    """Whether a list has more items than before, which code reads that was reached, and need not have run."""
 
     def __init__(self) -> None:
         self._guards: dict[Any, Guard] = {}
@@ -131,7 +129,8 @@ class Found:
         self._flags: dict[int, tuple[Any, str]] = {}
         """What keeps flags of torch's, each with a name."""
         self.ran_in_backward: set[types.CodeType] | None = set()
-        """The code that is no library's and runs in a backward pass; None where a debugger hears of it."""
+        """The code that is no library's and runs in a backward pass; None where
+        nobody has heard of it."""
         self.read_in_backward: set[Any] = set()
         """The identities of places of which hooks hear that a backward pass reads them, and of objects."""
         self.failed_in_backward = False

@@ -191,11 +191,6 @@ def warn_of_clocks(functions: Collection[types.FunctionType]) -> None:
                 )
 
 
-def asks_clock(function: types.FunctionType) -> bool:
-    """Whether a function asks a clock, where it runs."""
-    return next(_clocks_in(function), None) is not None
-
-
 def _clocks_in(function: types.FunctionType) -> Iterator[tuple[str, int]]:
     names = function.__code__.co_names
     space = function.__globals__

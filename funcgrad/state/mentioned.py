@@ -96,17 +96,21 @@ class Mentioned(Reached):
             self._own_module(value, name)
         elif isinstance(value, types.FunctionType) and id(value) not in self._known:
             self._meet(value, name)
-            self._pending.append((value, name))
-            if len(self._pending) == 1:  # one after the other: code that mentions code goes deep
-                for function, called in self._pending:
-                    self._function(function, called)
-                self._pending.clear()
+            self._reach(value, name)
         elif value is vars(builtins):  # whose names code mentions
             pass
         elif value is sys.modules:  # all that the process has imported: by this name, nobody knows what is read of it
             self.unwatched[id(value)] = value, name
         else:
             super().see(value, name)
+
+    def _reach(self, function: types.FunctionType, name: str) -> None:
+        """A function can be reached: it is looked into."""
+        self._pending.append((function, name))
+        if len(self._pending) == 1:  # one after the other: code that mentions code goes deep
+            for own, called in self._pending:
+                self._function(own, called)
+            self._pending.clear()
 
     def _function(self, function: types.FunctionType, name: str) -> None:
         code = original(function.__code__)

@@ -170,15 +170,20 @@ def members_of(kind: type, names: Set[str]) -> Iterator[tuple[str, Any]]:
     installed packages, other objects than descriptors of Python's."""
     for name in among(names, kind):
         member = kind.__dict__[name]
-        accessors = (member.fget, member.fset, member.fdel) if isinstance(member, property) else ()
-        for part in (getattr(member, "__func__", getattr(member, "func", member)), *accessors):
-            if isinstance(part, types.FunctionType):
-                yield name, part
+        for part in parts_of_member(member):
+            yield name, part
         is_container = isinstance(member, (dict, list, tuple, set, frozenset, collections.deque))
         is_value = not (is_library(type(member)) and hasattr(type(member), "__get__"))
         is_value |= isinstance(member, functools.partialmethod)
         if is_value and is_data(name, kind) and (is_container or not is_installed(kind)):
             yield name, member
+
+
+def parts_of_member(member: Any) -> list[types.FunctionType]:
+    """The functions that a member of a class is: itself, a method's, those of a property and the like."""
+    accessors = (member.fget, member.fset, member.fdel) if isinstance(member, property) else ()
+    parts = (getattr(member, "__func__", getattr(member, "func", member)), *accessors)
+    return [part for part in parts if isinstance(part, types.FunctionType)]
 
 
 CONSTRUCTORS = ("__init__", "__new__", "__post_init__", "__init_subclass__", "__set_name__", "__class_getitem__")

@@ -22,13 +22,11 @@ class Known:
     """How many elements of memory are needed around some inputs, by identity."""
     hooks_write: bool = False
     """Whether a hook that a backward pass runs writes to Python state: hooks are opaque."""
-    notes: bool = False
-    """Whether it is noted what code runs: some is reached that reads what no guard can watch."""
 
     def __or__(self, more: Known) -> Known:
         return Known(
             (*self.tensors, *more.tensors), (*self.themselves, *more.themselves), {**self.around, **more.around},
-            self.hooks_write or more.hooks_write, self.notes or more.notes,
+            self.hooks_write or more.hooks_write,
         )  # fmt: skip
 
 

@@ -49,7 +49,8 @@ class Unwatched(Assumed):
             _warn_once(self._root, f"the function asks for {method}() of a functools.lru_cache: {_OF_CACHES[method]}")
         for name in sorted(_ASKED_OF_PROCESS & (own.attributes | own.globals)):
             _warn_once(self._root, _CALLS.format(name))
-        by_caller = together([said for f, said in own_of.items() if not is_installed_function(f)])
+        of_caller = [function for function in ran if not is_installed_function(function)]
+        by_caller = together([own_of[function] for function in of_caller])
         for name in sorted(_ASKED_BY_CALLER & (by_caller.attributes | by_caller.globals)):
             _warn_once(self._root, _CALLS.format(name))
         for methods, what in ((_UNHEARD, f"asks for {{}} of a {{}}: {_AS_TRACED}"), (_UNTOLD, _ONCE)):
@@ -75,7 +76,7 @@ class Unwatched(Assumed):
         generators = (*self._generators, *(generator for _, generator in self._of_everybody))
         for function in filter(seeds, ran if any(g.is_fresh() for g in generators) else ()):
             _warn_once(self._root, _SEEDS.format(function.__name__))
-        for function in ran:
+        for function in of_caller:
             for name in builtins_in(own_of[function].unseen, function.__globals__):
                 _warn_once(self._root, _CALLS.format(name))
 

@@ -38,16 +38,18 @@ from .guards import Guard, Met, members_said
 from .hooks import hooked_process, listening, unhook
 from .identities import Identities, keyed_by_tensors
 from .imports import heard_imports
-from .impure import asks_clock, put_back, refuse_draw
+from .impure import put_back, refuse_draw
 from .lines import Lines, user_line
 from .names import (
     LIBRARIES,
+    RUN_BY_TRACING,
     TABLES,
     attributes_of,
     brought_along,
     found_on,
     is_installed,
     is_installed_file,
+    is_installed_function,
     is_library,
     item_of,
     joined,
@@ -57,8 +59,7 @@ from .names import (
 )
 from .places import MISSING, Place
 from .renamed import original
-from .restart import Known, Restart
-from .running import hearing_of_code, is_of_caller, may_be_heard
+from .running import ENDS_HEARING, function_of, hearing_of_code, is_in_import, is_of_tracing
 from .values import copied, same
 
 Converting = Sequence[tuple[types.FunctionType, frozenset[str]]]
@@ -83,7 +84,11 @@ class Watch(Environment):
         self.measuring: list[Globals] = []
         """The globals of code that asked for the ``len`` of a tensor."""
         self._stack = ExitStack()
-        self.notes_what_runs = False
+        self._waiting: dict[types.CodeType, list[tuple[types.FunctionType, str]]] = {}
+        """By their code, functions of installed packages that can be reached and have not run yet, with their names."""
+        self._waits, self._ran = True, set()
+        self._failed: Exception | None = None
+        """What was raised where one of them began."""
         self.identities = Identities(hears_identities, lambda: keyed_by_tensors(self.met.values(), True) is not None)
         self.given_tensors: Set[int] = frozenset()
         """By identity, what stands for the tensors that the function is given."""
@@ -111,49 +116,76 @@ class Watch(Environment):
         self._stack.enter_context(heard_imports())
         self._stack.enter_context(hearing_of_files())
         self._stack.enter_context(listening(self))
-        asks = self.notes_what_runs or self._has_unseen
-        if asks or self._is_in_backward:
-            self._stack.enter_context(self._noting_what_runs(asks))
-        self._stack.enter_context(self.identities.heard(self._functions))
+        self._stack.enter_context(self._noting_what_runs())
+        waiting = (function for functions in self._waiting.values() for function, _ in functions)
+        self._stack.enter_context(self.identities.heard([*self._functions, *waiting]))
         self._is_running = True
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self._stack.close()
         self.asks_caches = self.asks_caches or any(cache.was_asked for cache in self.caches)
+        if self._failed is not None and error is None:  # the function has caught it
+            raise self._failed
 
-    @property
-    def _has_unseen(self) -> bool:
-        """Whether code that was reached reads what no guard can watch, if it runs."""
-        return any(mentions(code).unseen or asks_clock(function) for code, function in self._codes.items())
-
-    def require_noted(self) -> None:
-        """Raise ``Restart`` where it matters what code ran, and that was not noted, since nothing was known of it
-        before the run."""
-        could = self._ran is None and not self.notes_what_runs and may_be_heard()
-        if could and (self.unwatched or self._has_unseen or self.grew_as_may_be_read):
-            raise Restart(Known(notes=True))
+    # ── what runs ────────────────────────────────────────────────────────────────────────────────────────────────
 
     @contextlib.contextmanager
-    def _noting_what_runs(self, asks: bool) -> Iterator[None]:
-        """Inside, it is noted what code runs, but where a debugger hears of it: much is reached in libraries, and
-        never run. ``asks``: whether it matters in a forward pass, too."""
-        if not may_be_heard():
-            self._ran = self.ran_in_backward = None
-            yield
-            return
-        ran = set[types.CodeType]()
-        if asks:
-            ran = self._ran = self._ran or ran
-        late = self.ran_in_backward if self._is_in_backward else None
+    def _noting_what_runs(self) -> Iterator[None]:
+        """Inside, it is noted what code runs: much can be reached in libraries, and never does."""
+        sets = [ran for ran in (self._ran, self.ran_in_backward if self._is_in_backward else None) if ran is not None]
+        known = set[types.CodeType]()
 
         def note(frame: types.FrameType) -> None:
-            ran.add(code := original(frame.f_code))
-            if late is not None and is_of_caller(frame):
-                late.add(code)
+            code = frame.f_code
+            if code in known:
+                return
+            if is_of_tracing(frame):
+                known.add(code)
+                if code in ENDS_HEARING:
+                    self.hears_no_more()
+            elif not is_in_import(frame):
+                known.add(code)
+                for ran in sets:
+                    ran.add(original(code))
+                self._begins(frame)
 
-        with hearing_of_code(note):
+        with hearing_of_code(note) as is_heard:
             yield
+            if not is_heard():
+                self.hears_no_more()
+
+    def _begins(self, frame: types.FrameType) -> None:
+        """Code of the caller's, or of an installed package, runs for the first time: what waited for it is looked into,
+        and so is what could not be reached by names."""
+        code = original(frame.f_code)
+        try:
+            with listening(None):
+                for function, name in self._waiting.pop(code, ()):
+                    super()._reach(function, name)
+                if code not in self._codes and (unreached := function_of(frame)) is not None:
+                    self.see(unreached, unreached.__name__)
+        except Exception as error:
+            self._failed = error
+            raise
+
+    def hears_no_more(self) -> None:
+        """Code may run of which nobody hears: all that can be reached is looked into."""
+        self._waits, self._ran, self.ran_in_backward = False, None, None
+        while self._waiting:
+            for function, name in self._waiting.pop(next(iter(self._waiting))):
+                super()._reach(function, name)
+
+    def _reach(self, function: types.FunctionType, name: str) -> None:
+        """A function can be reached. One of an installed package is looked into when it begins to run: a large library
+        has thousands that never do."""
+        self.identities.listen(function)
+        code, module = original(function.__code__), function.__globals__.get("__name__")
+        may_wait = self._waits and is_installed_function(function) and package(module) not in RUN_BY_TRACING
+        if may_wait and not (self._ran and code in self._ran):
+            self._waiting.setdefault(code, []).append((function, name))
+        else:
+            super()._reach(function, name)
 
     @contextlib.contextmanager
     def in_backward(self) -> Iterator[None]:
@@ -161,10 +193,6 @@ class Watch(Environment):
         self._read.clear()
         with having(self, _is_in_backward=True), self:
             yield
-
-    def _function(self, function: types.FunctionType, name: str) -> None:
-        super()._function(function, name)
-        self.identities.listen(function)
 
     def close(self) -> None:
         """Take all hooks away; none is set any more."""

@@ -276,7 +276,6 @@ class Written:
         at = ("last" if is_given else self._watch.grows_at(container)) if may_grow and n_new > 0 else None
         first = at == "first" and not self._changed(met, list(container)[n_new:])
         grown = first or (at == "last" and not changed)
-        self._watch.grew_as_may_be_read |= not changed and n_new > 0 and not may_grow
         if not grown:
             self._watch.replaced.add(
                 ("items", id(container)) if len(container) == n <= _ITEM_BY_ITEM else id(container)
