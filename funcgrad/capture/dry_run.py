@@ -19,7 +19,7 @@ from ..slots import Arg, Base, Captured, Slot
 from ..state.caches import require_filled, require_kept_by_none
 from ..state.effects import same_effects
 from ..state.given import into_arguments, is_watched
-from ..state.hooks import listening
+from ..state.hooks import unheard
 from ..state.late import Late
 from ..state.renewed import Brought
 from ..state.restart import Known, Restart
@@ -317,7 +317,7 @@ class DryRun:
 
             def ran(hook: Any) -> None:
                 self.trace.questions.ask(real, HOOKS, HOOKS_AFTER)
-                with listening(None):  # which one it is, is asked in each call
+                with unheard():  # which one it is, is asked in each call
                     self.watch.see(hook, getattr(hook, "__name__", "hook"))
 
             self._handles += as_outside(seen, *hooks, seen if isinstance(slot, Arg) else real, self.trace.operand, ran)

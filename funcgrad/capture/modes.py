@@ -19,6 +19,7 @@ from ..graph_primitives import require_false, require_of_autograd, require_true
 from ..graphs import tensors_in, type_text
 from ..inside import having
 from ..state.conversions import asking_globals
+from ..state.hooks import unheard
 from ..state.lines import user_line
 from ..subclasses import is_traced
 from ..torch_private.autograd import is_of_level, running_node, running_node_name, running_pass
@@ -423,7 +424,7 @@ def with_modes(trace: Trace) -> Trace:
         zeros.note(args, out)
 
     rules = intercept, before, note, trace.writes.after
-    trace.functional = make_functional_mode(*rules, functools.partial(_of_wrappers, trace))
+    trace.functional = make_functional_mode(*rules, functools.partial(_of_wrappers, trace), unheard)
     trace.tracer, trace.lifter, trace.replacements = Tracer(trace), Lifter(trace), replacements_of(trace)
     return trace
 

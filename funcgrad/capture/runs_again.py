@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from ..state.guards import Guard
-from ..state.hooks import listening
+from ..state.hooks import unheard
 from ..state.state import holding
 from ..torch_private.levels import innermost_transform, wrapped_at
 from .trace import Trace, active_trace
@@ -20,7 +20,7 @@ def running_again(trace: Trace, guards: Sequence[Guard], happened: bool = False)
     assert trace.watch is not None
     before, trace.numbers_put = trace.numbers_put, ()
     with contextlib.ExitStack() as stack:
-        with listening(None):
+        with unheard():
             changed = stack.enter_context(holding(guards))
             if changed:  # not by the function
                 trace.watch.begins_anew()
@@ -28,10 +28,10 @@ def running_again(trace: Trace, guards: Sequence[Guard], happened: bool = False)
             yield
             if happened or changed:
                 del trace.printed[:], trace.texts.shown[:]
-                with listening(None):
+                with unheard():
                     trace.written().undo()
         finally:
-            with listening(None):
+            with unheard():
                 if happened or changed:
                     trace.watch.put_back(trace.numbers_put)
                     trace.numbers_put = ()
@@ -40,7 +40,7 @@ def running_again(trace: Trace, guards: Sequence[Guard], happened: bool = False)
     trace.runs_again = trace.runs_again or happened
     trace.writes.n_again = trace.writes.number_of(trace.inputs)
     if happened or changed:
-        with listening(None):
+        with unheard():
             trace.watch.begins_anew()
 
 

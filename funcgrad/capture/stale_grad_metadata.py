@@ -23,6 +23,7 @@ from ..errors import MutationError
 from ..graphs import tensors_in, type_text
 from ..inside import having
 from ..state.lines import user_line
+from ..torch_private.autograd import saves_tensors
 
 
 class Forgotten:
@@ -179,8 +180,7 @@ def _saving(outs: Sequence[Tensor], args: Sequence[Tensor]) -> Iterator[Any]:
     seen = before.union(pending)
     while pending:
         node = pending.pop()
-        # a write to a view holds another node
-        if node.name() == "CopySlices" or any(name.startswith("_raw_saved_") for name in dir(node)):
+        if saves_tensors(node):
             yield node
         below = [n for n, _ in getattr(node, "next_functions", ()) if n is not None and n not in seen]
         seen |= {*below}

@@ -19,7 +19,7 @@ from ..inside import having
 from ..levels import below_levels
 from ..options import BackwardAutocast, Randomness
 from ..slots import Cotangent, Input, Late, Slot
-from ..state.hooks import listening
+from ..state.hooks import unheard
 from ..state.lines import user_line
 from ..state.output import Printed, keeping, put_out_again
 from ..state.places import Place
@@ -469,7 +469,7 @@ class Trace(Recorder):
         assert self.watch is not None
         reals = {id(lifted.functional): lifted.real for lifted in self.captured.values()} | self.reals
         # what is looked at to compare it (keys of dicts may be tensors), the function has not read
-        with listening(None), without_function_modes():
+        with unheard(), without_function_modes():
             said, shown = self.watch.said, self.texts.shown
             return Written(
                 self.watch, said, lambda t: reals.get(id(t), t), self.varying, self.printed, shown, self.inputs

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from .guards import Guard
-from .hooks import listening
+from .hooks import unheard
 from .loggers import Loggers
 from .places import MISSING, Place
 
@@ -17,7 +17,7 @@ class Environment(Loggers):
     def environment(self, variables: Any, key: Any) -> None:
         """One was read, of ``os.environ`` or ``os.environb``."""
         place = Place("environ", variables, key, f"{_called(variables)}[{key!r}]")
-        with listening(None):
+        with unheard():
             self._hear(place.name)
             if (value := place.read()) is not MISSING:  # else it raises: a key that is no text
                 self._guard(Guard.of(place, value))
@@ -25,7 +25,7 @@ class Environment(Loggers):
     def whole_environment(self, variables: Any) -> None:
         """It was asked which there are."""
         held, name = variables._data, _called(variables)
-        with listening(None):
+        with unheard():
             self._hear(name)
             self._guard(Guard.contents(held, dict(held), name))
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..inside import OfProcess
-from .hooks import Listener, current_listener, listening
+from .hooks import Listener, current_listener, unheard
 from .lines import line_of
 from .names import LIBRARIES, package
 from .settings import Setting
@@ -54,7 +54,7 @@ def hearing_of_files() -> Iterator[None]:
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     if (event == "open" or event in _OF_PATHS or event in _OTHER) and (listener := current_listener()) is not None:
-        with listening(None):
+        with unheard():
             if event in _OTHER:
                 does, paths = _OTHER[event], ()
             else:
@@ -67,7 +67,7 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
 def _asked_for_files(path: Any, *args: Any, **keywords: Any) -> Any:
     """``os.stat``, of which no audit hook hears: ``os.path.exists`` and the like ask it."""
     if (listener := current_listener()) is not None:
-        with listening(None):
+        with unheard():
             _tell(listener, "", (path,), sys._getframe(1))
     return _stat(path, *args, **keywords)
 

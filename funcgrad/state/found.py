@@ -129,8 +129,7 @@ class Found:
         self._flags: dict[int, tuple[Any, str]] = {}
         """What keeps flags of torch's, each with a name."""
         self.ran_in_backward: set[types.CodeType] | None = set()
-        """The code that is no library's and runs in a backward pass; None where
-        nobody has heard of it."""
+        """The code that is no library's and runs in a backward pass; None as above."""
         self.read_in_backward: set[Any] = set()
         """The identities of places of which hooks hear that a backward pass reads them, and of objects."""
         self.failed_in_backward = False

@@ -56,9 +56,30 @@ gradients, datasets."""
 HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8
 
 
-def listening(listener: Listener | None) -> contextlib.AbstractContextManager[None]:
-    """Inside, this thread's reads of hooked objects are told to ``listener``; with None, to nobody."""
+def listening(listener: Listener) -> contextlib.AbstractContextManager[None]:
+    """Inside, this thread's reads of hooked objects are told to ``listener``."""
     return set_to(_listener, listener)
+
+
+def unheard() -> contextlib.AbstractContextManager[None]:
+    """Inside, what runs is a trace's own doing: nobody is told of reads of hooked objects, nor of code that begins."""
+    return _Unheard()
+
+
+class _Unheard(contextlib.AbstractContextManager[None]):
+    """A debugger goes on to hear of code."""
+
+    def __enter__(self) -> None:
+        hear = sys.gettrace()
+        self._hear = hear if getattr(hear, "is_alone", False) else None
+        if self._hear is not None:
+            sys.settrace(None)
+        self._token = _listener.set(None)
+
+    def __exit__(self, *_: Any) -> None:
+        _listener.reset(self._token)
+        if self._hear is not None:
+            sys.settrace(self._hear)
 
 
 def current_listener() -> Listener | None:

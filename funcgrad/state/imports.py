@@ -20,13 +20,13 @@ from ..inside import OfProcess
 from ..torch_private.fakes import without_modes
 from ..torch_private.levels import outside_transforms
 from ..torch_private.modes import without_function_modes
-from .hooks import Listener, current_listener, listening
+from .hooks import Listener, current_listener, unheard
 
 
 @contextlib.contextmanager
 def _outside() -> Iterator[None]:
     """Outside of the trace."""
-    with listening(None), without_modes(), without_function_modes(), outside_transforms():
+    with unheard(), without_modes(), without_function_modes(), outside_transforms():
         yield
 
 
@@ -63,7 +63,8 @@ class _Finder(MetaPathFinder):
         if listener is None:
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
-        spec = next((found for finder in others if (found := finder.find_spec(name, path, target))), None)
+        with unheard():
+            spec = next((found for finder in others if (found := finder.find_spec(name, path, target))), None)
         if spec is not None and hasattr(spec.loader, "exec_module"):
             spec.loader = _Outside(spec.loader, listener)
         return spec

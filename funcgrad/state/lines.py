@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import types
@@ -24,6 +25,7 @@ _SHOWN = 3
 """Lines that are shown of one piece of state."""
 
 
+@functools.cache
 def is_user_file(filename: str) -> bool:
     """Whether a source file is neither torch's nor funcgrad's."""
     return not filename.startswith((HERE, TORCH, "<")) and filename != contextlib.__file__
@@ -68,7 +70,12 @@ def user_line(is_meant: Callable[[str], bool] = is_user_file) -> str | None:
 
 def reading_line() -> str | None:
     """The same, past Python's own library: ``dataclasses.asdict`` and the like read for who calls them."""
-    return user_line(lambda file: is_user_file(file) and (not file.startswith(_STANDARD) or is_installed_file(file)))
+    return user_line(_reads)
+
+
+@functools.cache
+def _reads(filename: str) -> bool:
+    return is_user_file(filename) and (not filename.startswith(_STANDARD) or is_installed_file(filename))
 
 
 def line_of(code: types.CodeType, line: int | None) -> str:

@@ -7,7 +7,7 @@ import weakref
 from typing import Any
 
 from .guards import Guard
-from .hooks import listening
+from .hooks import unheard
 from .impure import levels_of
 from .places import Place
 from .settings import Setting
@@ -31,23 +31,23 @@ class Loggers(Unwatched):
 
     def asked_level(self, logger: logging.Logger) -> None:
         """It was asked what a logger lets pass."""
-        with listening(None):
+        with unheard():
             for place in levels_of(logger, f"logging.getLogger({logger.name!r})"):
                 self._guard(Guard.of_library(place, place.read()))
 
     def asked_for(self, manager: logging.Manager, name: Any) -> None:
         """A logger is about to be asked for."""
-        with listening(None):
+        with unheard():
             self.see(manager.loggerDict.get(name), f"logging.getLogger({name!r})")
 
     def sets_level(self, logger: logging.Logger) -> None:
         """What a logger lets pass is about to be set: to what it is already, it may be."""
-        with listening(None):
+        with unheard():
             self._setting(level_of(logger))
 
     def sets_up(self, logger: logging.Filterer, name: str) -> None:
         """What a logger does with records is about to be set."""
-        with listening(None):
+        with unheard():
             place = Place("item", vars(logger), name, f"{type(logger).__name__}.{name}")
             if isinstance(held := place.read(), list):
                 self._container(held, place.name)

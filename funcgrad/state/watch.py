@@ -4,9 +4,9 @@ Attributes of objects and modules are heard of by hooks (``hooks``); what no hoo
 mentions (``reached``). Containers and attributes are copied when they are met, so that what the function wrote can be
 found and undone (``effects``).
 
-It is one object in eight parts, each a class that knows those before it: what is known (``found``), where it lives
+It is one object in nine parts, each a class that knows those before it: what is known (``found``), where it lives
 (``homes``), what values bring along (``reached``), what code names (``mentioned``), what is assumed, unwatched, asked
-of loggers, and of the environment.
+of loggers, and of the environment, and what runs (``running``).
 """
 
 from __future__ import annotations
@@ -31,25 +31,22 @@ from .buffers import holds_now
 from .caches import keeps_traced
 from .code import loads_of, mentions, with_nested, written_by
 from .conversions import Globals, asks_types, asks_types_otherwise, converting, own_names
-from .environment import Environment
 from .files import hearing_of_files, version_of
 from .given import OF_ITEMS, with_parts
 from .guards import Guard, Met, members_said
-from .hooks import hooked_process, listening, unhook
-from .identities import Identities, keyed_by_tensors
+from .hooks import hooked_process, listening, unheard, unhook
+from .identities import keyed_by_tensors
 from .imports import heard_imports
 from .impure import put_back, refuse_draw
 from .lines import Lines, user_line
 from .names import (
     LIBRARIES,
-    RUN_BY_TRACING,
     TABLES,
     attributes_of,
     brought_along,
     found_on,
     is_installed,
     is_installed_file,
-    is_installed_function,
     is_library,
     item_of,
     joined,
@@ -59,13 +56,13 @@ from .names import (
 )
 from .places import MISSING, Place
 from .renamed import original
-from .running import ENDS_HEARING, function_of, hearing_of_code, is_in_import, is_of_tracing
+from .running import Running
 from .values import copied, same
 
 Converting = Sequence[tuple[types.FunctionType, frozenset[str]]]
 
 
-class Watch(Environment):
+class Watch(Running):
     """Use as a context manager around what runs code of the caller's; ``finish`` it, then ``guards`` and ``tensors``
     say what was read, ``met`` what was there.
 
@@ -80,16 +77,10 @@ class Watch(Environment):
         numbers: Sequence[tuple[Place, Any]] = (),
         hears_identities: bool = False,
     ) -> None:
-        super().__init__(root)
+        super().__init__(root, hears_identities)
         self.measuring: list[Globals] = []
         """The globals of code that asked for the ``len`` of a tensor."""
         self._stack = ExitStack()
-        self._waiting: dict[types.CodeType, list[tuple[types.FunctionType, str]]] = {}
-        """By their code, functions of installed packages that can be reached and have not run yet, with their names."""
-        self._waits, self._ran = True, set()
-        self._failed: Exception | None = None
-        """What was raised where one of them began."""
-        self.identities = Identities(hears_identities, lambda: keyed_by_tensors(self.met.values(), True) is not None)
         self.given_tensors: Set[int] = frozenset()
         """By identity, what stands for the tensors that the function is given."""
         self.keys: dict[int, Tensor] = {}
@@ -116,76 +107,13 @@ class Watch(Environment):
         self._stack.enter_context(heard_imports())
         self._stack.enter_context(hearing_of_files())
         self._stack.enter_context(listening(self))
-        self._stack.enter_context(self._noting_what_runs())
-        waiting = (function for functions in self._waiting.values() for function, _ in functions)
-        self._stack.enter_context(self.identities.heard([*self._functions, *waiting]))
+        self._stack.enter_context(self.hearing())
         self._is_running = True
         return self
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        self._stack.close()
+    def __exit__(self, *error: Any) -> None:
         self.asks_caches = self.asks_caches or any(cache.was_asked for cache in self.caches)
-        if self._failed is not None and error is None:  # the function has caught it
-            raise self._failed
-
-    # ── what runs ────────────────────────────────────────────────────────────────────────────────────────────────
-
-    @contextlib.contextmanager
-    def _noting_what_runs(self) -> Iterator[None]:
-        """Inside, it is noted what code runs: much can be reached in libraries, and never does."""
-        sets = [ran for ran in (self._ran, self.ran_in_backward if self._is_in_backward else None) if ran is not None]
-        known = set[types.CodeType]()
-
-        def note(frame: types.FrameType) -> None:
-            code = frame.f_code
-            if code in known:
-                return
-            if is_of_tracing(frame):
-                known.add(code)
-                if code in ENDS_HEARING:
-                    self.hears_no_more()
-            elif not is_in_import(frame):
-                known.add(code)
-                for ran in sets:
-                    ran.add(original(code))
-                self._begins(frame)
-
-        with hearing_of_code(note) as is_heard:
-            yield
-            if not is_heard():
-                self.hears_no_more()
-
-    def _begins(self, frame: types.FrameType) -> None:
-        """Code of the caller's, or of an installed package, runs for the first time: what waited for it is looked into,
-        and so is what could not be reached by names."""
-        code = original(frame.f_code)
-        try:
-            with listening(None):
-                for function, name in self._waiting.pop(code, ()):
-                    super()._reach(function, name)
-                if code not in self._codes and (unreached := function_of(frame)) is not None:
-                    self.see(unreached, unreached.__name__)
-        except Exception as error:
-            self._failed = error
-            raise
-
-    def hears_no_more(self) -> None:
-        """Code may run of which nobody hears: all that can be reached is looked into."""
-        self._waits, self._ran, self.ran_in_backward = False, None, None
-        while self._waiting:
-            for function, name in self._waiting.pop(next(iter(self._waiting))):
-                super()._reach(function, name)
-
-    def _reach(self, function: types.FunctionType, name: str) -> None:
-        """A function can be reached. One of an installed package is looked into when it begins to run: a large library
-        has thousands that never do."""
-        self.identities.listen(function)
-        code, module = original(function.__code__), function.__globals__.get("__name__")
-        may_wait = self._waits and is_installed_function(function) and package(module) not in RUN_BY_TRACING
-        if may_wait and not (self._ran and code in self._ran):
-            self._waiting.setdefault(code, []).append((function, name))
-        else:
-            super()._reach(function, name)
+        self._stack.__exit__(*error)
 
     @contextlib.contextmanager
     def in_backward(self) -> Iterator[None]:
@@ -333,7 +261,7 @@ class Watch(Environment):
     def see_arguments(self, arguments: Iterable[tuple[str, Any]]) -> None:
         """Arguments that are no tensors, by name: of the function, or of one that it runs and that was compiled for
         them."""
-        with listening(None):
+        with unheard():
             for name, value in arguments if not self._is_closed else ():
                 self._argument(value, name)
 
@@ -402,7 +330,7 @@ class Watch(Environment):
             self.unmentioned.add((id(owner), name))
         if (id(owner), name) in self._read:
             return
-        with listening(None):
+        with unheard():
             self._read.add((id(owner), name))
             if self._is_in_backward:
                 self.read_in_backward.add(id(owner))
@@ -413,7 +341,7 @@ class Watch(Environment):
         """An attribute was asked for that no dict and no class has; a module may still have it in a table."""
         if id(owner) not in self._known or (id(owner), name) in self._read:
             return
-        with listening(None):
+        with unheard():
             self._read.add((id(owner), name))
             if self._is_in_backward:
                 self.read_in_backward.add(id(owner))

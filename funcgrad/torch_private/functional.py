@@ -82,13 +82,15 @@ def make_functional_mode(
     note: Callable[[Any, Any, Any, Any], None],
     settle: Callable[[], None],
     outer: Callable[[Any, Any, Any, Callable[[], Any]], Any],
+    alone: Callable[[], contextlib.AbstractContextManager[None]],
 ) -> FunctionalTensorMode:
     """A functionalisation mode with five callbacks.
 
     An op ``intercept`` answers for is not functionalised (it says ``NotImplemented`` to the others); ``rewrite`` may
     call another in its place; ``note`` hears of each op that looks at its first argument's memory (``view_kind``), with
     its result; ``settle`` is called after each write; ``outer`` makes each call of wrapper subclasses, which their
-    class takes apart into ops of their inner tensors. The method is replaced on the instance: a subclass would not be
+    class takes apart into ops of their inner tensors. PyTorch's own ops, in which no code of the caller's runs, are
+    ``alone``. The method is replaced on the instance: a subclass would not be
     found by the rules of higher-order operators.
     """
     mode = FunctionalTensorMode()
@@ -106,6 +108,10 @@ def make_functional_mode(
                     return outer(func, args, kwargs or {}, lambda: func(*args, **(kwargs or {})))
             finally:
                 handed_on.clear()
+        with alone() if is_operator(func) and is_torchs_own(func) else contextlib.nullcontext():
+            return dispatched(self, func, types, args, kwargs)
+
+    def dispatched(self: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if FunctionalTensor not in types and any(map(_is_real_zero, args)):
             with self:  # what comes of zeros of forward mode alone is a tensor of the trace, too
                 args = tuple(symbolic_zeros(a) if _is_real_zero(a) else a for a in args)
