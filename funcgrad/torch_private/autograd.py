@@ -162,12 +162,12 @@ def is_freed(node: Any) -> bool:
             return bool(node._raw_saved_tensors) or "saved_tensors" in getattr(code, "co_names", ())  # type: ignore[attr-defined]
         except RuntimeError:  # it was freed
             return True
-    return type(node).__name__ == "CppFunction" or saves_tensors(node)  # what a C++ extension saves nobody says
+    # what a C++ extension saves nobody says; a write to a view holds another node
+    return type(node).__name__ in ("CppFunction", "CopySlices") or saves_tensors(node)
 
 
 def saves_tensors(node: Any) -> bool:
-    """Whether nodes of its kind save tensors (not those of views, nor of sums). A write to a view holds another
-    node."""
+    """Whether nodes of its kind save tensors (not those of views, nor of sums)."""
     kind: Any = type(node)
     return issubclass(kind, torch.autograd.function.BackwardCFunction) or _saves_tensors(kind)
 
@@ -175,7 +175,7 @@ def saves_tensors(node: Any) -> bool:
 @functools.cache
 def _saves_tensors(kind: type) -> bool:
     """The same of the kinds that PyTorch has: of a custom function, each may be new."""
-    return kind.__name__ == "CopySlices" or any(name.startswith("_raw_saved_") for name in dir(kind))
+    return any(name.startswith("_raw_saved_") for name in dir(kind))
 
 
 def materializes(function: Any) -> bool:
