@@ -263,6 +263,20 @@ def test_a_derivative_that_is_zero_everywhere(f):
         assert (found is None) == (expected is None) and (expected is None or torch.allclose(found, expected))
 
 
+@pytest.mark.parametrize("times", [3, 4])
+@pytest.mark.parametrize("f", [lambda x: x * x, lambda x: x.detach() * x, lambda x: x.detach().t() * x])
+def test_a_higher_derivative_that_is_zero_everywhere_in_forward_mode(f, times):
+    """PyTorch asks that a tangent lies as its primal does, also where it is zeros that stand nowhere."""
+    x, wanted, found = torch.linspace(-1, 1, 4, dtype=torch.float64).view(2, 2), f, f
+    for _ in range(times):
+        wanted, found = torch.func.jacfwd(wanted), torch.func.jacfwd(found)
+    torch.testing.assert_close(fg.jit(found, backend="aten")(x), wanted(x))
+    torch.testing.assert_close(
+        fg.jacfwd_compiled(torch.func.jacfwd(torch.func.jacfwd(f)), backend="aten")(x),
+        torch.func.jacfwd(torch.func.jacfwd(torch.func.jacfwd(f)))(x),
+    )
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_running_statistics_are_read_again_where_the_result_depends_on_them(training):
     x, mean, var = torch.randn(5, 3), torch.randn(3), torch.rand(3) + 0.5

@@ -114,7 +114,7 @@ def make_functional_mode(
     def dispatched(self: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if FunctionalTensor not in types and any(map(_is_real_zero, args)):
             with self:  # what comes of zeros of forward mode alone is a tensor of the trace, too
-                args = tuple(symbolic_zeros(a) if _is_real_zero(a) else a for a in args)
+                args = tuple(_traced_zeros(a) if _is_real_zero(a) else a for a in args)
         answer = intercept(func, args, kwargs or {})
         if answer is not NotImplemented:
             return answer
@@ -152,6 +152,13 @@ def _is_view_outside(func: Any, args: Sequence[Any]) -> bool:
 
 def _is_real_zero(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor) and is_zero_tensor(value)
+
+
+def _traced_zeros(zeros: torch.Tensor) -> torch.Tensor:
+    """Zeros of the trace that lie as others do: a view of what has a tangent asks for equal strides of both."""
+    order = sorted(range(zeros.dim()), key=zeros.stride, reverse=True)
+    own = symbolic_zeros([zeros.shape[dim] for dim in order], zeros.dtype, zeros.device)
+    return own.permute([order.index(dim) for dim in range(zeros.dim())])
 
 
 @functools.cache

@@ -26,9 +26,9 @@ def dispatch_bits(tensor: torch.Tensor) -> int:
     return int(dispatch_keys(tensor).raw_repr())
 
 
-def symbolic_zeros(like: torch.Tensor) -> torch.Tensor:
+def symbolic_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Zeros with no memory behind them."""
-    zeros: torch.Tensor = torch._efficientzerotensor(like.shape, dtype=like.dtype, device=like.device)
+    zeros: torch.Tensor = torch._efficientzerotensor(shape, dtype=dtype, device=device)
     return zeros
 
 

@@ -270,7 +270,7 @@ def linearize_compiled(f: Fn, *primals: Any, **options: Any) -> Any:
 
     found: Any = torch.func.vjp(differentiable, *carried(primals, True), has_aux=True)
     outs, vjp_fn, rest = found
-    transpose = torch.func.vjp(vjp_fn, tree_map(symbolic_zeros, outs))[1]
+    transpose = torch.func.vjp(vjp_fn, tree_map(lambda out: symbolic_zeros(out.shape, out.dtype, out.device), outs))[1]
     others = [rest.get(i, None if has_derivative(v) else v) for i, v in enumerate(leaves)]
     inexact = [has_derivative(v) for v in leaves]
 
