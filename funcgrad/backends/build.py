@@ -152,9 +152,9 @@ def _run(command: Sequence[str]) -> None:
         )
 
 
-def function(library: ctypes.CDLL, name: str, arguments: int, returns: bool = False) -> Any:
-    """A function of so many pointers; ``returns``: it gives back an int."""
+def function(library: ctypes.CDLL, name: str, arguments: int, returns: str | None = None) -> Any:
+    """A function of so many pointers, and what it ``returns``."""
     found = getattr(library, name)
     found.argtypes = [ctypes.c_void_p] * arguments
-    found.restype = ctypes.c_int if returns else None
+    found.restype = {None: None, "int": ctypes.c_int, "int64_t": ctypes.c_int64}[returns]
     return found

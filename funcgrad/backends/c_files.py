@@ -8,6 +8,7 @@ sizes is one region.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from attrs import define, field
@@ -17,7 +18,7 @@ from ..machine import Machine
 from ..memory.steps import Check, Launch, size_of
 from ..symbolic.sizes import Size
 from .c import Function, is_worth_threads, may_be_parallel, print_kernel, size_arguments
-from .c_language import HOW, PRELUDE, STORED
+from .c_language import HOW, PRELUDE, STORED, number
 
 _FEW = 64
 """Elements of a kernel that need not be unrolled. With less effort than -O2, GCC leaves sums and strided loads of loops
@@ -70,6 +71,9 @@ def _launch_function(launch: Launch, printed: _Printed, sizes: Sequence[str], ma
         if b.name in arena.offsets
     }
     names |= {written: names[origin] for written, origin in launch.origins.items()}
+    if launch.number_read is not None:  # a thread asks for its own
+        yield f"static _Thread_local int64_t {launch.name}_number;"
+        yield f"int64_t {launch.number_read}(void) {{ return {launch.name}_number; }}"
     yield f"{'int' if launch.checks else 'void'} {launch.name}({takes}) {{"
     if arena.nbytes and not launch.room:
         yield f"  char arena[{arena.nbytes}] __attribute__((aligned(64)));"
@@ -79,10 +83,26 @@ def _launch_function(launch: Launch, printed: _Printed, sizes: Sequence[str], ma
         yield "  const int threads = omp_get_max_threads();"
     for waves, checks in parts:
         yield from _run(waves, names, machine)
-        yield from (f"  if (*{names[check.buffer.name]}) return {n};" for n, check in checks)
+        yield from (_checked(names[check.buffer.name], check, n, launch.name) for n, check in checks)
     if launch.checks:
         yield "  return 0;"
     yield "}"
+
+
+def _checked(name: str, check: Check, n: int, launch: str) -> str:
+    """Return the number of a check that fails."""
+    wanted = check.number
+    if wanted is None:
+        return f"  if (*{name}) return {n};"
+    text, is_float = number(wanted, check.buffer.dtype), isinstance(wanted, float)
+    if is_float and wanted != wanted:
+        differs = f"*{name} == *{name}"
+    elif is_float and wanted == 0:
+        differs = f"*{name} != 0 || {'!' * (math.copysign(1, wanted) < 0)}__builtin_signbit(*{name})"
+    else:
+        differs = f"*{name} != {text}"
+    bits = f"double real = *{name}; __builtin_memcpy(&{launch}_number, &real, 8);"
+    return f"  if ({differs}) {{ {bits if is_float else f'{launch}_number = *{name};'} return {n}; }}"
 
 
 _Printed = Sequence[tuple[Kernel, Function]]

@@ -85,8 +85,10 @@ class CBackend:
         launches = [s for s in schedule.steps if isinstance(s, Launch)]
         files, sizes = print_files(launches, _KERNELS_IN_A_FILE, self.target.machine) if launches else ([], {})
         counts = {
-            launch.name: (len(launch.takes) + len(sizes[launch.name]), bool(launch.checks)) for launch in launches
+            launch.name: (len(launch.takes) + len(sizes[launch.name]), "int" if launch.checks else None)
+            for launch in launches
         }
+        counts |= {name: (0, "int64_t") for launch in launches if (name := launch.number_read) is not None}
         python = print_python(schedule, empty_on_cpu, address, sizes)
         named = naming(n for launch in launches for b in launch.buffers for n in (*b.shape, *b.strides))
         about = [{s: named(s) for s in itertools.chain(*sizes.values()) if s in text} for text in files]
@@ -317,12 +319,12 @@ def _launched(kernels: Kernels) -> Iterable[Extern | Launch]:
         yield Launch(next(names), together, tuple(scratch), checks)
 
 
-def _read_by(check: fx.Node) -> tuple[int, bool] | None:
-    """The number of a read, and what is read where the check fails; None for one of something else."""
+def _read_by(check: fx.Node) -> tuple[int, Any] | None:
+    """See ``Check``."""
     if check.target is not expect:
         return None
     _, read, expected = check.args
-    return read, not expected  # type: ignore[return-value]
+    return read, not expected if type(expected) is bool else expected  # type: ignore[return-value]
 
 
 def _with_memory(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -109,7 +110,8 @@ def _checked(printer: Printer, graph: Graph, launch: Launch, call: str) -> str:
     if any(reads):
         failed = printer.variable("failed")
         call = f"{failed} := {call}"
-        otherwise.append(f"{printer.name('off_path', OffPath(reads))}({failed})")
+        given = failed if launch.number_read is None else f"{failed}, {launch.number_read}"
+        otherwise.append(f"{printer.name('off_path', OffPath(reads))}({given})")
     if launch.may_raise:
         given = ", ".join(n.name for n in graph.placeholders)
         otherwise.append(f"{printer.name('wrong_index', WrongIndex(graph))}({given})")
@@ -154,14 +156,18 @@ def _unless_held(printer: Printer, name: str) -> str:
 @frozen
 class OffPath:
     """Called with the number of the check of a launch that fails first, from 1: raises ``PathMiss`` if that is one of
-    what Python ``reads``."""
+    what Python ``reads``. A number that was ``found`` is told by the library."""
 
-    reads: tuple[tuple[int, bool] | None, ...]
+    reads: tuple[tuple[int, Any] | None, ...]
 
-    def __call__(self, failed: int) -> None:
+    def __call__(self, failed: int, found: Callable[[], int] | None = None) -> None:
         read = self.reads[failed - 1]
-        if read is not None:
-            raise PathMiss(*read)
+        if read is None:
+            return
+        number, value = read
+        if found is not None and type(value) is not bool:
+            value = found() if type(value) is int else struct.unpack("=d", struct.pack("=q", found()))[0]
+        raise PathMiss(number, value)
 
 
 @define(eq=False)

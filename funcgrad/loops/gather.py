@@ -41,7 +41,7 @@ class Gather(Value):
 @frozen(eq=False)
 class Checked:
     """What a row computes, and what must be true nowhere for it to make sense; where it is, eager PyTorch raises an
-    error, or takes another path."""
+    error, or takes another path. Or the number that Python reads, which must be the one it was."""
 
     result: Any
     wrong: tuple[Value, ...]

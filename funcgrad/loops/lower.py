@@ -75,7 +75,7 @@ class Lowering:
     the graph returns it, with the value that is written there; views of memory, and memory itself, need no writing and
     are not among them. ``strides``: how each of these lies in memory, by the dimensions of its value: what is copied in
     another order of dimensions is written there at once. ``checks``: bools that say whether a call was given an index
-    that is out of bounds. ``machine``: what kernels are made for.
+    that is out of bounds, and what Python reads. ``machine``: what kernels are made for.
     """
 
     machine: Machine

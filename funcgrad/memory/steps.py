@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from attrs import field, frozen
@@ -54,11 +55,17 @@ class Allocate:
 
 @frozen(eq=False)
 class Check:
-    """A bool that kernels leave: true where something is wrong. ``read``: then Python reads another value, the number
-    of the read and the value; None: then eager PyTorch raises an error."""
+    """A bool that kernels leave: true where something is wrong. ``read``: then Python reads another value; the number
+    of the read, and the value; None: then eager PyTorch raises an error. Or the number itself that Python reads: it is
+    wrong where it is another than that of ``read``."""
 
     buffer: Buffer
-    read: tuple[int, bool] | None
+    read: tuple[int, Any] | None
+
+    @property
+    def number(self) -> Any:
+        """The number that is expected; None for a bool."""
+        return None if self.read is None or self.buffer.dtype == torch.bool else self.read[1]
 
 
 @frozen(eq=False, slots=False)
@@ -105,6 +112,12 @@ class Launch:
     def may_raise(self) -> bool:
         """Whether a check of it is for an error of eager PyTorch's, which is raised by computing all once more."""
         return any(check.read is None for check in self.checks)
+
+    @property
+    def number_read(self) -> str | None:
+        """The name of the function that tells which number Python would read, where that is another than expected: an
+        integer, or the bits of a float. None where no number is read."""
+        return f"{self.name}_read" if any(check.number is not None for check in self.checks) else None
 
     @property
     def takes(self) -> tuple[Buffer, ...]:
