@@ -32,7 +32,7 @@ from ..torch_private.functional import FunctionalTensor
 from ..torch_private.modes import function_modes
 from ..torch_private.optimisers import CONVERTING
 from ..torch_private.symbols import is_size
-from .code import asks_type, asks_type_otherwise, mentions
+from .code import asks_type, asks_type_otherwise, mentions, with_nested
 from .hooks import current_listener
 from .names import LIBRARIES, package
 from .renamed import original, renamed
@@ -191,7 +191,10 @@ def asks_types_otherwise(code: types.CodeType) -> bool:
 
 def _loads(name: str, function: types.FunctionType) -> bool:
     """Whether a function loads one of Python's functions."""
-    is_named = name in mentions(original(function.__code__)).globals
+    code = original(function.__code__)
+    if not any(name in own.co_names for own in with_nested(code)):  # most do not: it need not be taken apart
+        return False
+    is_named = name in mentions(code).globals
     return is_named and name not in function.__globals__ and function.__builtins__ is vars(builtins)  # type: ignore[attr-defined]
 
 
