@@ -3,16 +3,13 @@ large library has thousands that can be reached, and never do."""
 
 from __future__ import annotations
 
-import bdb
-import concurrent.futures
 import contextlib
-import gc
 import sys
-import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from .code_events import ENDS_HEARING, hearing_of_code
 from .environment import Environment
 from .hooks import current_listener, unheard
 from .identities import Identities, keyed_by_tensors
@@ -21,57 +18,6 @@ from .renamed import original
 
 _OF_NAMEDTUPLES = "namedtuple_"
 """What makes objects of them runs in a module of its own, of such a name, that nobody can import."""
-ENDS_HEARING = {
-    threading.Thread.start.__code__,
-    concurrent.futures.ThreadPoolExecutor.submit.__code__,
-    bdb.Bdb.set_trace.__code__,
-}
-"""What lets code run of which nobody hears: in other threads, and after a breakpoint."""
-
-
-@contextlib.contextmanager
-def hearing_of_code(begins: Callable[[types.FrameType], bool]) -> Iterator[Callable[[], bool]]:
-    """Inside, ``begins`` is told of the frames of this thread that begin, until it says that it need not hear of such
-    code again; not of those that the garbage collector runs (finalizers, and callbacks of ``gc``): when it collects,
-    and what, has nothing to do with what runs here. Who has heard of them before, a debugger, or what measures
-    coverage, hears of them, too. Yields what says whether it is told still."""
-    thread, collects, other = threading.get_ident(), False, sys.gettrace()
-    known = dict[int, types.CodeType]()  # code has a hash that takes longer than it may here
-
-    def hear(frame: types.FrameType, event: Any, value: Any) -> Any:
-        code = frame.f_code
-        if id(code) not in known and not collects and begins(frame):
-            known[id(code)] = code
-        if other is None:
-            return None
-        local = other(frame, event, value)
-        if sys.gettrace() is not hear:  # what measures coverage takes its place again
-            sys.settrace(hear)
-        return local
-
-    hear.is_alone = other is None  # type: ignore[attr-defined]
-
-    # the callbacks of others run between these two
-    def before(phase: str, _: Any) -> None:
-        nonlocal collects
-        if phase == "start" and threading.get_ident() == thread:
-            collects = True
-
-    def after(phase: str, _: Any) -> None:
-        nonlocal collects
-        if phase == "stop" and threading.get_ident() == thread:
-            collects = False
-
-    gc.callbacks.insert(0, before)
-    gc.callbacks.append(after)
-    sys.settrace(hear)
-    try:
-        yield lambda: sys.gettrace() is hear
-    finally:
-        if sys.gettrace() in (hear, None):  # a breakpoint may have set its own
-            sys.settrace(other)
-        gc.callbacks.remove(before)
-        gc.callbacks.remove(after)
 
 
 def is_of_tracing(frame: types.FrameType) -> bool:
