@@ -169,6 +169,120 @@ CASES = {
         """,
         lambda package, step: setattr(package.Model, "factor", float(step)),
     ),
+    "a number that a lambda reads which is an operator": (
+        """
+        FACTORS = [2.0]
+        class Scaled:
+            def __init__(self, x):
+                self.x = x
+            __matmul__ = lambda self, other: self.x * FACTORS[0] + other
+        def f(x):
+            return Scaled(x) @ x
+        """,
+        lambda package, step: package.FACTORS.__setitem__(0, float(step)),
+    ),
+    "what operators of two classes close over, which one function makes": (
+        """
+        FIRST, SECOND, OFFSETS = [2.0], [3.0], [1.0]
+        def scaling(factors):
+            def matmul(*operands):
+                return operands[0].x * factors[0] + operands[1] + OFFSETS[0]
+            return matmul
+        class A:
+            def __init__(self, x):
+                self.x = x
+            __matmul__ = scaling(FIRST)
+        class B(A):
+            __matmul__ = scaling(SECOND)
+        def f(x):
+            return (A(x) @ x) * (B(x) @ x)
+        """,
+        lambda package, step: (package.SECOND if step % 2 else package.OFFSETS).__setitem__(0, float(step)),
+    ),
+    "what a class that it makes closes over": (
+        """
+        SCALE = [2.0]
+        def f(x):
+            class Scaled:
+                def __matmul__(self, other):
+                    return x * other * SCALE[0]
+            return Scaled() @ x
+        """,
+        lambda package, step: package.SCALE.__setitem__(0, float(step)),
+    ),
+    "code that is one among two globals": (
+        """
+        CODE = compile("K = [1.0]\\nclass Scale:\\n def __matmul__(self, x): return x * K[0]", "<made>", "exec")
+        FIRST, SECOND = {"__name__": __name__}, {"__name__": __name__}
+        exec(CODE, FIRST)
+        exec(CODE, SECOND)
+        A, B = FIRST["Scale"], SECOND["Scale"]
+        def f(x):
+            return A() @ x + B() @ x
+        """,
+        lambda package, step: package.SECOND["K"].__setitem__(0, float(step)),
+    ),
+    "a function that runs in a thread that is there": (
+        """
+        import multiprocessing.pool
+        POOL, SCALE = multiprocessing.pool.ThreadPool(1), 2.0
+        def scale(_):
+            return SCALE
+        def f(x):
+            return x * POOL.map(scale, [1])[0]
+        """,
+        lambda package, step: setattr(package, "SCALE", float(step)),
+    ),
+    "a function that is put into the queue of a thread": (
+        """
+        import queue, threading
+        PUT, DONE, SCALE = queue.SimpleQueue(), queue.SimpleQueue(), [2.0]
+        def work():
+            while True:
+                DONE.put(PUT.get()())
+        threading.Thread(target=work, daemon=True).start()
+        def scale():
+            return SCALE[0]
+        def f(x):
+            PUT.put(scale)
+            return x * DONE.get()
+        """,
+        lambda package, step: package.SCALE.__setitem__(0, float(step)),
+    ),
+    "a function that runs where nobody traces": (
+        """
+        import sys
+        SCALE = 2.0
+        def scale():
+            return SCALE
+        def f(x):
+            before = sys.gettrace()
+            sys.settrace(None)
+            try:
+                return x * scale()
+            finally:
+                sys.settrace(before)
+        """,
+        lambda package, step: setattr(package, "SCALE", float(step)),
+    ),
+    "a count that a profiler keeps": (
+        """
+        import sys
+        COUNT = [0]
+        def profile(frame, event, value):
+            if frame.f_code.co_name == "scale":
+                COUNT[0] += 1
+        def scale():
+            return 2.0
+        def f(x):
+            sys.setprofile(profile)
+            try:
+                return x * scale()
+            finally:
+                sys.setprofile(None)
+        """,
+        lambda package, step: None,
+    ),
     "a closure that it makes for each call": (
         """
         OFFSET = [1.0]
@@ -200,6 +314,21 @@ def test_what_a_package_reads_and_writes_is_as_in_eager(case, heard, installed):
             assert torch.equal(found, want) and torch.equal(x.grad, y.grad), step
     assert "stack" not in vars(own) and vars(getattr(own, "local", own)).get("stack", []) == []
     assert getattr(own, "COUNT", None) == getattr(eager, "COUNT", None)
+
+
+def test_code_of_two_files_may_be_equal(installed):
+    source = (
+        "FACTORS = [2.0]\n"
+        "class Scaled:\n    def __init__(self, x):\n        self.x = x\n"
+        "    def __matmul__(self, other):\n        return self.x * FACTORS[0] + other\n"
+        "def f(x):\n    return Scaled(x) @ x\n"
+    )
+    first, second = installed("runs_first", source), installed("runs_second", source)
+    assert first.Scaled.__matmul__.__code__ == second.Scaled.__matmul__.__code__
+    compiled = fg.jit(lambda x: first.f(x) + second.f(x), backend="aten")
+    for factor in (3.0, 4.0, 5.0):
+        second.FACTORS[0] = factor
+        assert torch.equal(compiled(X), X * 3 + (X * factor + X))
 
 
 def test_what_does_not_run_is_no_part_of_a_program(installed):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import bdb
+import asyncio
 import concurrent.futures
 import contextlib
 import gc
+import multiprocessing.pool
 import sys
 import threading
 import types
@@ -14,12 +15,24 @@ from typing import Any
 
 Hear = Callable[[types.FrameType], bool]
 """Told of a frame that begins; says whether it need not hear of such code again."""
-ENDS_HEARING = {
-    threading.Thread.start.__code__,
-    concurrent.futures.ThreadPoolExecutor.submit.__code__,
-    bdb.Bdb.set_trace.__code__,
+_STARTS = {threading.Thread.start.__code__, concurrent.futures.ThreadPoolExecutor.submit.__code__}
+"""What lets code run in other threads, of which nobody hears."""
+_WAKES = {
+    threading.Condition.notify.__code__,  # of queues, events, and semaphores, too
+    multiprocessing.pool.Pool._check_running.__code__,  # type: ignore[attr-defined]
+    asyncio.BaseEventLoop.call_soon_threadsafe.__code__,
 }
-"""What lets code run of which nobody hears: in other threads, and after a breakpoint."""
+"""What lets it run in threads that are there."""
+_SETS_TRACE = {"settrace", "setprofile", "start_new_thread"}
+"""By which names code, of a debugger's too, has code run of which nobody hears."""
+
+
+def ends_hearing(code: types.CodeType) -> bool:
+    """Whether code that begins may let code run of which nobody hears."""
+    if code in _STARTS or not _SETS_TRACE.isdisjoint(code.co_names):
+        return True
+    # a queue of C tells nobody that something is put into it
+    return (code in _WAKES or "put" in code.co_names) and threading.active_count() > 1
 
 
 @contextlib.contextmanager
