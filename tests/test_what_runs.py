@@ -283,6 +283,38 @@ CASES = {
         """,
         lambda package, step: None,
     ),
+    "counts that functions have as attributes": (
+        """
+        import functools
+        def counted(function):
+            @functools.wraps(function)
+            def call(*args):
+                call.calls = getattr(call, "calls", 0) + 1
+                return function(*args)
+            return call
+        @counted
+        def g(x):
+            return x * 2
+        def f(x):
+            f.calls += 1
+            return g(x) * f.calls + g.calls
+        f.calls = 0
+        """,
+        lambda package, step: None,
+    ),
+    "a count that a module has as an attribute": (
+        """
+        import sys
+        MODULE, SCALE = sys.modules[__name__], 2.0
+        def scaled(x):
+            return x * SCALE
+        def f(x):
+            MODULE.n = getattr(MODULE, "n", 0) + 1
+            MODULE.SCALE += 1.0
+            return scaled(x) * MODULE.n
+        """,
+        lambda package, step: None,
+    ),
     "a closure that it makes for each call": (
         """
         OFFSET = [1.0]
@@ -313,7 +345,9 @@ def test_what_a_package_reads_and_writes_is_as_in_eager(case, heard, installed):
             want.sum().backward(), found.sum().backward()
             assert torch.equal(found, want) and torch.equal(x.grad, y.grad), step
     assert "stack" not in vars(own) and vars(getattr(own, "local", own)).get("stack", []) == []
-    assert getattr(own, "COUNT", None) == getattr(eager, "COUNT", None)
+    for counts in ("COUNT", "n", "SCALE"):
+        assert getattr(own, counts, None) == getattr(eager, counts, None)
+    assert vars(own.f) == vars(eager.f)
 
 
 def test_code_of_two_files_may_be_equal(installed):
@@ -329,6 +363,17 @@ def test_code_of_two_files_may_be_equal(installed):
     for factor in (3.0, 4.0, 5.0):
         second.FACTORS[0] = factor
         assert torch.equal(compiled(X), X * 3 + (X * factor + X))
+
+
+@pytest.mark.parametrize("read", ["import {0}; return x * {0}.SCALE[0]", "from {0} import SCALE; return x * SCALE[0]"])
+def test_what_a_package_holds_that_is_imported_first_is_watched(read, installed, monkeypatch):
+    later = installed("runs_later", "SCALE = [2.0]\n")
+    monkeypatch.delitem(sys.modules, later.__name__)
+    package = installed("runs_importing", f"def f(x):\n    {read.format(later.__name__)}\n")
+    compiled = fg.jit(lambda x: package.f(x), backend="aten")
+    assert torch.equal(compiled(X), X * 2)
+    sys.modules[later.__name__].SCALE[0] = 3.0
+    assert torch.equal(compiled(X), X * 3)
 
 
 def test_what_does_not_run_is_no_part_of_a_program(installed):

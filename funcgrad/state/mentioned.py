@@ -150,6 +150,7 @@ class Mentioned(Reached):
             self._value(Place("item", function.__kwdefaults__, key, key), default)
         if own:
             self._guard(Guard.of(Place("slot", function, "__code__", f"code of {function.__name__}"), code))
+        if own or vars(function).keys() != {"__wrapped__"}:
             self._namespace(function, name)
         self._codes[code] = function
         self._functions.append(function)
@@ -210,7 +211,7 @@ class Mentioned(Reached):
 
     def imported(self, module: types.ModuleType, name: str) -> None:
         """A module was not there before the function imported it, and is now."""
-        if package(name) in LIBRARIES or is_installed_file(str(getattr(module, "__file__", ""))):
+        if package(name) in LIBRARIES:
             return
         self._own_module(module, name)
         for code, function in list(self._codes.items()):
@@ -343,6 +344,9 @@ class Mentioned(Reached):
             self._loaded(said, "sys.modules", own)
         if package(module.__name__) not in LIBRARIES:
             self._own_module(module, name)
+            for attribute in sorted(said.assigned | (said.strings if said.set_by_name else frozenset())):
+                place = Place("item", vars(module), attribute, joined(name, attribute))
+                self.globals.setdefault((id(vars(module)), attribute), (place, place.read()))
             own_name = name.rpartition(".")[2]
             lacking = {after for chain in said.chains for of, after in pairwise(chain) if of == own_name}
             lacking |= said.strings if said.by_name else set()
