@@ -315,6 +315,19 @@ CASES = {
         """,
         lambda package, step: None,
     ),
+    "a metaclass that calls a method of type with what it is given": (
+        """
+        class Meta(type):
+            def __call__(cls, *args):
+                return type.__call__(cls, *args)
+        class Scaled(metaclass=Meta):
+            def __init__(self, x):
+                self.x = x * 2
+        def f(x):
+            return Scaled(x).x
+        """,
+        lambda package, step: None,
+    ),
     "a closure that it makes for each call": (
         """
         OFFSET = [1.0]

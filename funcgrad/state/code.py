@@ -304,9 +304,9 @@ def _is_of_class(steps: Sequence[dis.Instruction], at: int) -> bool:
 
 def asks_type(steps: Sequence[dis.Instruction], at: int) -> bool:
     """Whether ``type``, which is loaded at ``at``, is called there, or kept in a variable, or an argument of a call."""
-    if "NULL" in steps[at].argrepr:
-        return True
     rest, before = Ahead(steps, at + 1), steps[at - 2].opname if at > 1 else ""
+    if "NULL" in steps[at].argrepr:
+        return rest.ops(0) not in ATTRIBUTE  # type.__call__(cls, *args)
     if rest.ops(0) in ATTRIBUTE or _compares(rest) or before == "MAKE_FUNCTION":  # a class that is made
         return False
     if rest.ops(0) in ("STORE_FAST", "STORE_DEREF"):
