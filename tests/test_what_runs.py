@@ -405,13 +405,15 @@ def test_what_does_not_run_is_no_part_of_a_program(installed):
     assert torch.equal(compiled(X), X * 5) and compiled.cache_info().misses == 2
 
 
-def test_a_refusal_is_not_caught_by_the_function(installed):
+@pytest.mark.parametrize("call", ["drawn()", "POOL.submit(drawn).result()"])
+def test_a_refusal_is_not_caught_by_the_function(call, installed):
     """What is raised where code begins to run, ends what hears of it: the function may not go on unheard."""
     package = installed(
         "runs_iterators",
-        "NUMBERS = {'of all': iter([2.0, 3.0, 4.0])}\n"
+        "import concurrent.futures\n"
+        "NUMBERS, POOL = {'of all': iter([2.0, 3.0, 4.0])}, concurrent.futures.ThreadPoolExecutor(1)\n"
         "def drawn():\n    return next(NUMBERS['of all'])\n"
-        "def f(x):\n    try:\n        return x * drawn()\n    except Exception:\n        return x\n",
+        f"def f(x):\n    try:\n        return x * {call}\n    except Exception:\n        return x\n",
     )
     with pytest.raises(fg.ImpureFunctionError, match="iterator"):
         fg.jit(lambda x: package.f(x), backend="aten")(X)
