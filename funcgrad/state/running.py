@@ -16,7 +16,7 @@ from .code_events import ends_hearing, hearing_of_code
 from .environment import Environment
 from .hooks import current_listener, module_of, unheard
 from .identities import Identities, keyed_by_tensors
-from .names import RUN_BY_TRACING, is_installed_function, is_library, package, parts_of_member
+from .names import LIBRARIES, RUN_BY_TRACING, is_installed_function, is_library, package, parts_of_member
 from .renamed import original
 
 _OF_NAMEDTUPLES = "namedtuple_"
@@ -95,10 +95,9 @@ class Running(Environment):
                 return False
             for ran in sets:
                 ran.add(original(frame.f_code))
-            self._begins(frame)
-            # another function of this code may close over other things, and exec may run it among other globals
+            is_alone = self._begins(frame)
             module = sys.modules.get(str(frame.f_globals.get("__name__")))
-            return not frame.f_code.co_freevars and getattr(module, "__dict__", None) is frame.f_globals
+            return is_alone and getattr(module, "__dict__", None) is frame.f_globals  # exec may run it among others
 
         waiting = (function for functions in self._waiting.values() for function, _ in functions)
         with self.identities.heard([*self._functions, *waiting]), hearing_of_code(note) as is_heard:
@@ -115,14 +114,17 @@ class Running(Environment):
             for function, name in self._waiting.pop(next(iter(self._waiting))):
                 super()._reach(function, name)
 
-    def _begins(self, frame: types.FrameType) -> None:
+    def _begins(self, frame: types.FrameType) -> bool:
         """Code of the caller's, or of an installed package, runs for the first time: what waited for it is looked into,
-        and so is what no name has led to."""
+        and so is what no name has led to. Returns whether no other function of this code may close over other things,
+        as a method can that is made for several classes."""
         with self._looking():
             for function, name in self._waiting.pop(original(frame.f_code), ()):
                 super()._reach(function, name)
-            for function in self._unreached(frame):
+            unreached = self._unreached(frame)
+            for function in unreached:
                 self.see(function, function.__name__)
+        return not (unreached and frame.f_code.co_freevars)
 
     @contextlib.contextmanager
     def _looking(self) -> Iterator[None]:
@@ -156,7 +158,7 @@ class Running(Environment):
         """A function can be reached: it is looked into, or waits for that until it runs."""
         self.identities.listen(function)
         code, module = original(function.__code__), function.__globals__.get("__name__")
-        may_wait = self._waits and is_installed_function(function) and package(module) not in RUN_BY_TRACING
+        may_wait = self._waits and is_installed_function(function) and package(module) not in LIBRARIES
         if may_wait and not (self._ran and code in self._ran):
             self._waiting.setdefault(code, []).append((function, name))
         else:
