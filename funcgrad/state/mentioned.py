@@ -344,7 +344,8 @@ class Mentioned(Reached):
             self._loaded(said, "sys.modules", own)
         if package(module.__name__) not in LIBRARIES:
             self._own_module(module, name)
-            for attribute in sorted(said.assigned | (said.strings if said.set_by_name else frozenset())):
+            written = said.assigned | (said.strings if said.set_by_name else frozenset())
+            for attribute in sorted(written) if id(vars(module)) not in self.met else ():  # an installed package's
                 place = Place("item", vars(module), attribute, joined(name, attribute))
                 self.globals.setdefault((id(vars(module)), attribute), (place, place.read()))
             own_name = name.rpartition(".")[2]
