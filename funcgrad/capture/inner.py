@@ -26,7 +26,7 @@ from ..errors import FuncgradError
 from ..options import BackwardAutocast, Randomness
 from ..slots import Arg, Captured, Final, NewGradient, NewMemory, Rewritten, Signature, Slot, State, Stored
 from ..state.effects import Effect, Grow, Refill, Store, in_containers, same_effects, taken_back
-from ..state.places import Place
+from ..state.places import MISSING, Place
 from ..state.watch import Watch
 from ..state.written import Written
 from ..subclasses import inner_tensors
@@ -386,7 +386,8 @@ def _put(watch: Watch, values: Iterable[tuple[Place, Any]]) -> Iterator[None]:
         yield
     finally:
         for place, was, value in held:
-            place.write(was)
+            if place.read() is not MISSING:  # else the function has taken it away, which is undone with all it did
+                place.write(was)
             watch.held_before(place, value, was)
 
 
