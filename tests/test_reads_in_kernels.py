@@ -37,7 +37,7 @@ def test_a_number_is_the_one_it_was_to_the_last_bit(kind, first, second):
     assert compiled.cache_info().misses == 1 + (repr(_reads(a)[1]) != repr(number))
 
 
-@pytest.mark.parametrize("backend", ["c", "aten"])
+@pytest.mark.parametrize("backend", ["c", "aten", "triton"])
 def test_numbers_of_computed_tensors_that_decide(backend):
     def f(x, w):
         y = (x @ w).relu()

@@ -66,7 +66,7 @@ class CBackend:
     rewritings: Mapping[str, Callable[[Graph], Graph]] = {"channels last": channels_last, "normalised": normalised}
 
     def __init__(self, machine: Machine = CPU) -> None:
-        self.target = Target(machine)
+        self.target = Target(machine, tells_numbers=True)
 
     def lower(self, graph: Graph) -> Kernels:
         return _lowered(for_library(graph), torch.device("cpu"), self.target)

@@ -59,11 +59,13 @@ _CPU = torch.device("cpu")
 @frozen(eq=False)
 class Target:
     """What a graph is compiled for. ``fuses``: a value can be computed in the kernel that reads it, but for those that
-    are ``refuse``d; None: none is."""
+    are ``refuse``d; None: none is. ``tells_numbers``: what kernels find of a number that Python reads can be asked
+    for."""
 
     machine: Machine
     fuses: bool = True
     refuse: Refuse | None = None
+    tells_numbers: bool = False
 
 
 @frozen(eq=False)
@@ -115,7 +117,7 @@ def lower(graph: Graph, device: torch.device | None = None, target: Target | Non
         elif node.op == "get_attr":
             values[node] = _constant(graph.constants[str(node.target)], node)
         elif node.op == "call_function":
-            found = _value(node, values, device, target.refuse)
+            found = _value(node, values, device, target)
             if isinstance(found, str):
                 externs[node] = found
                 found = _exists(node, value_of(node))
@@ -132,7 +134,7 @@ def lower(graph: Graph, device: torch.device | None = None, target: Target | Non
     return Lowering(target.machine, known, externs, buffers, strides, checks)
 
 
-def _value(node: fx.Node, values: Mapping[fx.Node, Any], device: torch.device, refuse: Refuse | None) -> Any:
+def _value(node: fx.Node, values: Mapping[fx.Node, Any], device: torch.device, target: Target) -> Any:
     """The value of a call, or the reason why there is none."""
     if is_getitem(node):
         of = values[node.args[0]]  # type: ignore[index]
@@ -174,9 +176,12 @@ def _value(node: fx.Node, values: Mapping[fx.Node, Any], device: torch.device, r
         return f"a symbolic size: {error}"
     if found is NotImplemented:
         return f"this call of {target_text(node.target)} has no loop form"
+    wrong = found.wrong if isinstance(found, Checked) else ()
+    if not target.tells_numbers and any(value.dtype != torch.bool for value in wrong):
+        return "a number that Python reads"
     result = found.result if isinstance(found, Checked) else found
     _check(node, result, _types(out))
-    return (refuse and _refused(node, result, values, refuse)) or found
+    return (target.refuse and _refused(node, result, values, target.refuse)) or found
 
 
 def _of_its_own(value: Any, kind: str) -> Any:

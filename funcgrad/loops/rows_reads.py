@@ -6,14 +6,13 @@ and no tensor is made for Python to read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ..graph_primitives import expect
 from .gather import Checked
-from .rows import TAKES_GIVEN, row
+from .rows import row
 from .values import Value, compare, is_given, whole
 
 _NUMBERS = {
@@ -24,14 +23,10 @@ _NUMBERS = {
 
 
 @row(expect)
-def _expect(value: Value, read: int, expected: Any, *, given: Sequence[torch.Tensor], out: Any) -> Any:
+def _expect(value: Value, read: int, expected: Any, *, out: Any) -> Any:
     if type(expected) is bool and value.dtype == torch.bool:
         return Checked((), (compare("ne", value, expected),))
     is_number = value.dtype in _NUMBERS.get(type(expected), ()) and value.numel == 1
-    # one that is in memory is read there; of a number on a GPU it is not known on the CPU what it is
-    if not is_number or is_given(whole(value)) or given[0].device.type != "cpu":
+    if not is_number or is_given(whole(value)):  # one that is in memory is read there
         return NotImplemented
     return Checked((), (value,))
-
-
-TAKES_GIVEN.add(expect)
