@@ -78,3 +78,17 @@ def test_a_saved_program_checks_its_numbers(tmp_path):
     assert torch.equal(program(x)[0], x * 2)
     with pytest.raises(fg.FuncgradError, match=r"-4\.0"):
         program(x + 1)
+
+
+def test_numbers_are_compared_after_what_was_read_before_them():
+    """A truth value that is computed of the number itself is not known where the number is."""
+
+    def f(x):
+        i = (x > 0).sum()
+        return x.flatten()[i] if i < 6 else x.sum()
+
+    compiled, x = fg.jit(f, backend="c"), torch.tensor([[0.3, -1.2, 0.7], [1.1, 0.4, -0.6]])
+    for _ in range(3):
+        assert torch.equal(compiled(x), f(x))
+        assert compiled.cache_info().misses == 1
+    assert torch.equal(compiled(-x), f(-x)) and compiled.cache_info().misses == 2
