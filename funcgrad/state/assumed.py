@@ -368,7 +368,7 @@ class Assumed(Mentioned):
 
     def _guard_unchanged(self, said: Mentions) -> None:
         """What code may write to, and left as it was: where it is another, the write is one."""
-        assigned = said.assigned | (said.strings if said.set_by_name else frozenset())
+        assigned = said.sets
         for place, before in self.globals.values():
             self._value(place, before) if before is not MISSING else self._guard(Guard.absent(place))
         own = [met for met in self.met.values() if met.of is not None]

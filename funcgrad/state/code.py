@@ -104,6 +104,11 @@ class Mentions:
         return bool((self.globals | self.attributes) & _SETS_BY_NAME)
 
     @property
+    def sets(self) -> frozenset[str]:
+        """The attributes that it may write to."""
+        return self.assigned | self.strings if self.set_by_name else self.assigned
+
+    @property
     def compares_objects(self) -> bool:
         """Whether it may decide anything that two objects are one."""
         methods = {"index", "count", "remove"}  # of lists

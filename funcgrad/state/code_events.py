@@ -92,17 +92,16 @@ def _traced(hear: Hear) -> Iterator[Callable[[], bool]]:
             sys.settrace(other)
 
 
-_hearers: dict[int, list[Hear]] = {}
-"""Who is told by ``sys.monitoring``, by threads."""
-_lock = threading.Lock()
-_TOOLS = (4, 3)
-"""Numbers of tools that Python leaves to anybody."""
-_tool: int | None = None
-
 if sys.version_info >= (3, 12):
+    _hearers: dict[int, list[Hear]] = {}
+    """Who is told by ``sys.monitoring``, by threads."""
+    _lock = threading.Lock()
+    _NUMBERS = (3, 4)
+    """Those of tools that Python leaves to anybody."""
 
     def _telling(hear: Hear) -> contextlib.AbstractContextManager[Callable[[], bool]]:
-        tool = _tool if _hearers else next((n for n in _TOOLS if sys.monitoring.get_tool(n) is None), None)
+        numbers = {sys.monitoring.get_tool(n): n for n in _NUMBERS}
+        tool = numbers.get("funcgrad", numbers.get(None))
         return _traced(hear) if tool is None else _monitored(hear, tool)  # others may have taken all numbers
 
     def _starts(code: types.CodeType, offset: int) -> Any:
@@ -116,14 +115,12 @@ if sys.version_info >= (3, 12):
     @contextlib.contextmanager
     def _monitored(hear: Hear, tool: int) -> Iterator[Callable[[], bool]]:
         """By ``sys.monitoring``: of code that need not be heard of again Python tells no more, which costs nothing."""
-        global _tool
         thread, starts = threading.get_ident(), sys.monitoring.events.PY_START
         with _lock:
             if not _hearers:
                 sys.monitoring.use_tool_id(tool, "funcgrad")
                 sys.monitoring.register_callback(tool, starts, _starts)
                 sys.monitoring.set_events(tool, starts)
-                _tool = tool
             _hearers.setdefault(thread, []).append(hear)
             sys.monitoring.restart_events()
         try:

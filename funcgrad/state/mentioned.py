@@ -160,7 +160,7 @@ class Mentioned(Reached):
                 self._special_method(kind, "__repr__", shows)
         new = (said.attributes | said.strings | said.assigned) - self._said  # setters and deleters run, too
         self._said |= new
-        self._sets |= said.assigned | (said.strings if said.set_by_name else frozenset())
+        self._sets |= said.sets
         self._names_at_will |= said.by_name or said.set_by_name
         for owner, called in self._flags.values():
             self._flags_of(owner, called, new)
@@ -264,7 +264,7 @@ class Mentioned(Reached):
                     self.see(value, called)
             if isinstance(value, type) and is_library(value):  # nn.Linear.forward(module, x)
                 self._library_class(value, names[-1:])
-                self._may_be_given(value, said.assigned | (said.strings if said.set_by_name else set()))
+                self._may_be_given(value, said.sets)
         self._library_class(Tensor, _put_on_tensors(said.attributes))
 
     def _settings(self, function: types.FunctionType, said: Mentions) -> None:
@@ -344,8 +344,7 @@ class Mentioned(Reached):
             self._loaded(said, "sys.modules", own)
         if package(module.__name__) not in LIBRARIES:
             self._own_module(module, name)
-            written = said.assigned | (said.strings if said.set_by_name else frozenset())
-            for attribute in sorted(written) if id(vars(module)) not in self.met else ():  # an installed package's
+            for attribute in sorted(said.sets) if id(vars(module)) not in self.met else ():  # an installed package's
                 place = Place("item", vars(module), attribute, joined(name, attribute))
                 self.globals.setdefault((id(vars(module)), attribute), (place, place.read()))
             own_name = name.rpartition(".")[2]

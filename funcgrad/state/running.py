@@ -87,8 +87,7 @@ class Running(Environment):
 
         def note(frame: types.FrameType) -> bool:
             if package(frame.f_globals.get("__name__")) != "funcgrad" and ends_hearing(frame.f_code):
-                with self._looking():
-                    self.hears_no_more()
+                self.hears_no_more()
             if is_of_tracing(frame):
                 return True
             if current_listener() is None:
@@ -110,9 +109,10 @@ class Running(Environment):
     def hears_no_more(self) -> None:
         """Code may run of which nobody hears: all that can be reached is looked into."""
         self._waits, self._ran, self.ran_in_backward = False, None, None
-        while self._waiting:
-            for function, name in self._waiting.pop(next(iter(self._waiting))):
-                super()._reach(function, name)
+        with self._looking():
+            while self._waiting:
+                for function, name in self._waiting.pop(next(iter(self._waiting))):
+                    super()._reach(function, name)
 
     def _begins(self, frame: types.FrameType) -> bool:
         """Code of the caller's, or of an installed package, runs for the first time: what waited for it is looked into,
@@ -128,7 +128,7 @@ class Running(Environment):
 
     @contextlib.contextmanager
     def _looking(self) -> Iterator[None]:
-        """Around what looks into functions while one begins: what it raises may be caught by those that run."""
+        """Around what looks into functions: what it raises may be caught by those that run."""
         try:
             with unheard():
                 yield

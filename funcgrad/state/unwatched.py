@@ -32,7 +32,7 @@ class Unwatched(Assumed):
 
     def _warn(self, said: Mentions) -> None:
         """Name, once for each function, what no guard can watch, and code that has run mentions."""
-        ran = [function for code, function in self._codes.items() if self._ran is None or code in self._ran]
+        ran = [self._codes[code] for code in self._what_ran]
         own_of = {function: mentions(original(function.__code__)) for function in ran}
         own = together([*own_of.values()])
         only_reached = (said.globals | said.attributes) - (own.globals | own.attributes | own.strings)
