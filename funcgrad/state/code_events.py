@@ -35,6 +35,20 @@ def ends_hearing(code: types.CodeType) -> bool:
     return (code in _WAKES or "put" in code.co_names) and threading.active_count() > 1
 
 
+def set_trace(trace: Any) -> None:
+    """``sys.settrace`` for this thread, also while another thread's runs.
+
+    Before Python 3.12 a flag of the whole process says that one runs, and whoever comes then is refused: a hook of
+    ``sys.audit`` in Python (``files.py`` has one) is called meanwhile, and other threads may have their turn in it.
+    Who is refused clears the flag, so that the next attempt has to meet another such turn to fail."""
+    for _ in range(20):
+        try:
+            return sys.settrace(trace)
+        except RuntimeError:
+            pass
+    sys.settrace(trace)  # a hook of the caller's may forbid it
+
+
 @contextlib.contextmanager
 def hearing_of_code(begins: Hear) -> Iterator[Callable[[], bool]]:
     """Inside, ``begins`` is told of the frames of this thread that begin, but of those that the garbage collector runs
@@ -80,16 +94,16 @@ def _traced(hear: Hear) -> Iterator[Callable[[], bool]]:
             return None
         local = other(frame, event, value)
         if sys.gettrace() is not trace:  # what measures coverage takes its place again
-            sys.settrace(trace)
+            set_trace(trace)
         return local
 
     trace.is_alone = other is None  # type: ignore[attr-defined]
-    sys.settrace(trace)
+    set_trace(trace)
     try:
         yield lambda: sys.gettrace() is trace
     finally:
         if sys.gettrace() in (trace, None):  # a breakpoint may have set its own
-            sys.settrace(other)
+            set_trace(other)
 
 
 if sys.version_info >= (3, 12):

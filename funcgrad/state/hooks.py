@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ..inside import OfProcess, set_to
+from .code_events import set_trace
 from .places import MISSING
 
 
@@ -73,13 +74,13 @@ class _Unheard(contextlib.AbstractContextManager[None]):
         hear = sys.gettrace()
         self._hear = hear if getattr(hear, "is_alone", False) else None
         if self._hear is not None:
-            sys.settrace(None)
+            set_trace(None)
         self._token = _listener.set(None)
 
     def __exit__(self, *_: Any) -> None:
         _listener.reset(self._token)
         if self._hear is not None:
-            sys.settrace(self._hear)
+            set_trace(self._hear)
 
 
 def current_listener() -> Listener | None:

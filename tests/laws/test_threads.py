@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 import funcgrad as fg
+from funcgrad.state.code_events import set_trace
 
 # eager PyTorch puts the generator back
 checkpoint = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
@@ -301,6 +302,20 @@ def test_what_torch_compile_made_in_one_thread_stays_while_another_traces(name, 
         assert len(graphs) == made > 0
         torch.testing.assert_close(other(x), f(x))
     assert len(graphs) == made
+
+
+def test_threads_that_trace_code_do_not_refuse_one_another():
+    """Python before 3.12 refuses ``sys.settrace`` while another thread's runs: a hook of ``sys.audit``, which the first
+    compile adds, is called in it."""
+    fg.jit(torch.sin, backend="aten")(torch.ones(1))
+
+    def trace():
+        trace = lambda *_: None  # noqa: E731
+        set_trace(trace)
+        assert sys.gettrace() is trace
+        set_trace(None)
+
+    run_beside([trace] * 4, rounds=5000)
 
 
 # ── one function of many threads ─────────────────────────────────────────────────────────────────────────────────────
