@@ -42,6 +42,8 @@ class Seen:
 
     step: int = 0
     error: str | None = None
+    is_of_torch_func: bool = False
+    """Whether torch.func raised that, for what it takes from no function: eager PyTorch says nothing of such a call."""
     refused: str | None = None
     crashed: str | None = None
     world: Any = None
@@ -210,12 +212,16 @@ def _run_script(
         except Exception as error:
             seen.before = before if compiled and _is_of_program(error) else None
             seen.error = f"{type(error).__name__}: {error}" if isinstance(error, _MESSAGES) else type(error).__name__
+            seen.is_of_torch_func = any(words in str(error) for words in _REFUSED_BY_TORCH_FUNC)
         seen.world, seen.generators = look(), _generators()
         seen.printed = "" if program.transform in OVER else own.getvalue()  # wrappers of a level are printed as such
         seen.compiles = sum(c.cache_info().misses for c in compiled) - misses
         found.steps.append(seen)
         if seen.refused or seen.crashed:
             return
+
+
+_REFUSED_BY_TORCH_FUNC = ("must override the setup_context staticmethod", "that would mutate a captured Tensor")
 
 
 def _is_of_program(error: BaseException) -> bool:
@@ -389,10 +395,11 @@ def _check_once(program: Program, transform: Transform) -> Outcome:
 def _compare(eager: Run, compiled: Run, program: Program) -> Outcome:
     """Up to the step after which the two worlds may differ: where a program has raised, a gradient has stored a
     tensor, without the history that eager PyTorch gives it, or a transform of torch.func one of its level, or
-    where that has raised, for a write to what is outside."""
+    where that has raised, for what it takes from no function, or where compiled code goes on."""
     histories = program.transform == "jit"
     for a, b in zip(eager.steps, compiled.steps, strict=False):
-        if program.transform in OVER and not (b.refused or b.crashed or b.error) and (a.world.wraps or a.error):
+        runs = not (b.refused or b.crashed or b.error)
+        if program.transform in OVER and (a.is_of_torch_func or runs and (a.world.wraps or a.error)):
             break
         outcome = _compare_step(a, b, program.text, histories)
         if outcome is not None:
