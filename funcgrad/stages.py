@@ -7,6 +7,7 @@ One mechanism, three readers: ``Program.seconds``, the log (``FUNCGRAD_LOG=1``),
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import threading
 import time
@@ -16,7 +17,7 @@ from contextvars import ContextVar
 from attrs import frozen
 from rich.console import Console
 
-from .inside import set_to
+from .inside import OfProcess, set_to
 from .options import ENVIRONMENT, log
 from .show.units import in_seconds
 
@@ -31,6 +32,19 @@ class StageEvent:
     function: str
     stage: str
     seconds: float | None
+
+
+@OfProcess
+def _full_collections_are_rare() -> Iterator[None]:
+    """Of Python's garbage collector. A compilation makes objects by the hundred thousand and keeps them until it ends:
+    full collections, which look at all objects of the process, took a seventh of its time, and found nothing. Whoever
+    calls ``gc.collect`` has one."""
+    young, middle, old = gc.get_threshold()
+    rare = young, middle, 10 * old
+    gc.set_threshold(*rare)
+    yield
+    if gc.get_threshold() == rare:  # the caller's code may have set others
+        gc.set_threshold(young, middle, old)
 
 
 _watcher: ContextVar[Callable[[StageEvent], None] | None] = ContextVar("funcgrad_watcher", default=None)
@@ -68,11 +82,13 @@ class Stages:
                 watcher(StageEvent(self.function, stage, took))
 
     @contextlib.contextmanager
-    def progress(self) -> Iterator[None]:
-        """Show a line on stderr if the compilation inside takes longer than a second."""
-        if _watcher.get() is not None:
+    def running(self) -> Iterator[None]:
+        """The compilation runs inside: a line on stderr says so if it takes longer than a second."""
+        with _full_collections_are_rare(), contextlib.nullcontext() if _watcher.get() is not None else self._progress():
             yield
-            return
+
+    @contextlib.contextmanager
+    def _progress(self) -> Iterator[None]:
         done = threading.Event()
         line = threading.Thread(target=self._show, args=(done,), daemon=True)
         line.start()

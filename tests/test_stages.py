@@ -1,5 +1,6 @@
 """Every stage can be looked at, run and timed; a slow compilation shows that it is alive."""
 
+import gc
 import re
 import subprocess
 import sys
@@ -381,3 +382,22 @@ def test_a_wrong_environment_is_named():
     with pytest.raises(subprocess.CalledProcessError) as error:
         run("import funcgrad", FUNCGRAD_LOG="loud")
     assert "FUNCGRAD_LOG='loud'" in error.value.stderr
+
+
+@pytest.mark.parametrize("sets", [None, (500, 7, 3)])
+def test_full_collections_of_garbage_are_rare_while_it_compiles_and_as_before_after_it(sets):
+    """What the caller sets meanwhile stays."""
+    before, seen = gc.get_threshold(), []
+
+    def f(x):
+        if sets is not None:
+            gc.set_threshold(*sets)
+        seen.append(gc.get_threshold())
+        return x * 2
+
+    try:
+        fg.jit(f, backend="aten")(torch.ones(1))
+        assert seen[0] == (sets or (*before[:2], 10 * before[2]))
+        assert gc.get_threshold() == (sets or before)
+    finally:
+        gc.set_threshold(*before)

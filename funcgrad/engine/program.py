@@ -244,7 +244,7 @@ class Captured(Shown):
             attempts.append(Symbolic(numbers=False))
         unsymbolic = ""
         stages = Stages(self.name)
-        with stages.progress():
+        with stages.running():
             for attempt in attempts:
                 is_last = attempt is attempts[-1]
                 try:

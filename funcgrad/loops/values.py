@@ -15,7 +15,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
-from attrs import frozen
+from attrs import field, frozen
 
 from ..errors import GraphError
 from ..symbolic.known import is_few, same_sizes
@@ -31,6 +31,7 @@ class Value:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    _about: int | None = field(init=False, repr=False, default=None)
 
     @property
     def numel(self) -> int:
@@ -38,8 +39,12 @@ class Value:
 
     @property
     def about(self) -> int:
-        """How many elements there are in the call that is compiled: for costs."""
-        return hint(self.numel)
+        """How many elements there are in the call that is compiled: for costs, of which many ask."""
+        found = self._about
+        if found is None:
+            found = hint(self.numel)
+            object.__setattr__(self, "_about", found)
+        return found
 
     @property
     def nbytes(self) -> int:

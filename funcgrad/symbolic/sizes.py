@@ -356,26 +356,30 @@ class Size:
                 if math.isinf(other)
                 else self._at_most(math.ceil(other) if limit else math.floor(other), limit)
             )
-        difference = self - other
-        if isinstance(difference, int):
-            return difference <= limit
-        results, key = self._sizes._results, (id(difference), limit)
-        if key not in results:  # it is as hints say, whatever is known; and a guard needs asking for once
-            results[key] = self._sizes.is_at_most(difference._terms, limit)
-        return results[key]  # type: ignore[no-any-return]
+        # as hints say, whatever is known; and a guard needs asking for once
+        results, key = self._sizes._results, (limit, id(self), other if isinstance(other, int) else (id(other),))
+        found = results.get(key)
+        if found is None:
+            difference = self - other
+            if isinstance(difference, int):
+                found = difference <= limit
+            else:
+                found = self._sizes.is_at_most(difference._terms, limit)
+            results[key] = found
+        return found  # type: ignore[no-any-return]
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, (int, Size)) or (isinstance(other, Size) and other._sizes is not self._sizes):
-            return False
         if self is other:
             return True
-        difference = self - other
-        if isinstance(difference, int):
-            return difference == 0
-        results, key = self._sizes._results, id(difference)
-        if key not in results:
-            results[key] = self._sizes.is_zero(difference._terms)
-        return results[key]  # type: ignore[no-any-return]
+        if not isinstance(other, (int, Size)) or (isinstance(other, Size) and other._sizes is not self._sizes):
+            return False
+        results, key = self._sizes._results, (id(self), other if isinstance(other, int) else (id(other),))
+        found = results.get(key)
+        if found is None:
+            difference = self - other
+            found = difference == 0 if isinstance(difference, int) else self._sizes.is_zero(difference._terms)
+            results[key] = found
+        return found  # type: ignore[no-any-return]
 
     def __hash__(self) -> int:
         return self._hash

@@ -316,17 +316,19 @@ def lookalikes(fake: Any, base: FakeTensor | None = None) -> Callable[[FakeTenso
 
     def make(mode: FakeTensorMode, base: Any) -> FakeTensor:
         with no_dispatch():
-            if zero:
+            if base is not None:
+                memory = torch.empty(0, dtype=dtype, device="meta")
+                # no symbolic size is looked at here, which takes thirty times as long as all of this
+                torch._C.TensorBase.set_(memory, base.untyped_storage(), 0, (0,), (1,))
+                memory = memory.as_strided(sizes, strides, offset)
+                if conjugated:
+                    torch._C._set_conj(memory, True)
+                if negated:
+                    torch._C._set_neg(memory, True)
+            elif zero:
                 memory = torch._efficientzerotensor(sizes, dtype=dtype, device="meta")
             else:
                 memory = torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
-        if base is not None:
-            with no_dispatch():
-                torch._C.TensorBase.set_(memory, base.untyped_storage(), offset, sizes, strides)
-            if conjugated:
-                torch._C._set_conj(memory, True)
-            if negated:
-                torch._C._set_neg(memory, True)
         new: FakeTensor = torch.Tensor._make_subclass(  # type: ignore[attr-defined]
             FakeTensor, memory, False, dispatch_device=True, device_for_backend_keys=device
         )

@@ -386,7 +386,7 @@ class Programs(abc.ABC):
         """Trace the call to a joint graph and plan the layers around it (``capture_call``); compile the graph
         (``partition_joint``, ``build_all``); print the one function that checks, runs and repacks (``print_call``)."""
         stages = Stages(self.__name__)
-        with stages.progress():
+        with stages.running():
             found = capture_call(self._definition, inputs, self._options, stages, path)
             if self._options.donate_argnums and not self._definition.at_level:
                 found = with_donations(found, self._options)

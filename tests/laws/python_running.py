@@ -399,7 +399,7 @@ def _compare(eager: Run, compiled: Run, program: Program) -> Outcome:
     histories = program.transform == "jit"
     for a, b in zip(eager.steps, compiled.steps, strict=False):
         runs = not (b.refused or b.crashed or b.error)
-        if program.transform in OVER and (a.is_of_torch_func or runs and (a.world.wraps or a.error)):
+        if program.transform in OVER and (a.is_of_torch_func or (runs and (a.world.wraps or a.error))):
             break
         outcome = _compare_step(a, b, program.text, histories)
         if outcome is not None:
