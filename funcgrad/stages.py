@@ -7,7 +7,6 @@ One mechanism, three readers: ``Program.seconds``, the log (``FUNCGRAD_LOG=1``),
 from __future__ import annotations
 
 import contextlib
-import gc
 import sys
 import threading
 import time
@@ -17,7 +16,8 @@ from contextvars import ContextVar
 from attrs import frozen
 from rich.console import Console
 
-from .inside import OfProcess, set_to
+from .garbage import full_collections_are_rare
+from .inside import set_to
 from .options import ENVIRONMENT, log
 from .show.units import in_seconds
 
@@ -32,19 +32,6 @@ class StageEvent:
     function: str
     stage: str
     seconds: float | None
-
-
-@OfProcess
-def _full_collections_are_rare() -> Iterator[None]:
-    """Of Python's garbage collector. A compilation makes objects by the hundred thousand and keeps them until it ends:
-    full collections, which look at all objects of the process, took a seventh of its time, and found nothing. Whoever
-    calls ``gc.collect`` has one."""
-    young, middle, old = gc.get_threshold()
-    rare = young, middle, 10 * old
-    gc.set_threshold(*rare)
-    yield
-    if gc.get_threshold() == rare:  # the caller's code may have set others
-        gc.set_threshold(young, middle, old)
 
 
 _watcher: ContextVar[Callable[[StageEvent], None] | None] = ContextVar("funcgrad_watcher", default=None)
@@ -84,7 +71,7 @@ class Stages:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """The compilation runs inside: a line on stderr says so if it takes longer than a second."""
-        with _full_collections_are_rare(), contextlib.nullcontext() if _watcher.get() is not None else self._progress():
+        with full_collections_are_rare(), contextlib.nullcontext() if _watcher.get() is not None else self._progress():
             yield
 
     @contextlib.contextmanager

@@ -384,20 +384,28 @@ def test_a_wrong_environment_is_named():
     assert "FUNCGRAD_LOG='loud'" in error.value.stderr
 
 
-@pytest.mark.parametrize("sets", [None, (500, 7, 3)])
-def test_full_collections_of_garbage_are_rare_while_it_compiles_and_as_before_after_it(sets):
-    """What the caller sets meanwhile stays."""
+def test_full_collections_of_garbage_are_rare_while_it_compiles():
     before, seen = gc.get_threshold(), []
+    with fg.watch_compile(lambda event: seen.append(gc.get_threshold())):
+        fg.jit(lambda x: x * 2, backend="aten")(torch.ones(1))
+    assert set(seen) == {(*before[:2], 10 * before[2])} and gc.get_threshold() == before
+
+
+@pytest.mark.parametrize("sets", [None, (500, 7, 3)])
+def test_who_asks_how_often_garbage_is_collected_is_told_what_was_set(sets):
+    """And what is set stays."""
+    before = gc.get_threshold()
 
     def f(x):
         if sets is not None:
             gc.set_threshold(*sets)
-        seen.append(gc.get_threshold())
-        return x * 2
+        return x * gc.get_threshold()[2]
 
     try:
-        fg.jit(f, backend="aten")(torch.ones(1))
-        assert seen[0] == (sets or (*before[:2], 10 * before[2]))
-        assert gc.get_threshold() == (sets or before)
+        c = fg.jit(f, backend="aten")
+        for _ in range(3):
+            assert c(torch.ones(1)).item() == (sets or before)[2]
+            assert gc.get_threshold() == (sets or before)
+        assert c.cache_info().misses == (1 if sets is None else 2)
     finally:
         gc.set_threshold(*before)

@@ -25,6 +25,7 @@ import torch
 import torch.distributed
 from torch.distributions import Distribution
 
+from ..garbage import as_the_caller_has_set, thresholds_of_caller
 from ..torch_private.distributions import checks_arguments
 from ..torch_private.texts import print_options, set_print_options
 from .hooks import module_of
@@ -36,12 +37,13 @@ from .values import is_plain
 @attrs.define(eq=False)
 class Setting:
     """What ``ask`` returns, which a reader calls ``name``. ``put`` sets it; None: no function of the caller's does.
-    ``by``: other functions that ask for it, or set it."""
+    ``by``: other functions that ask for it, or set it; ``met``: called before code runs that may call one of these."""
 
     name: str
     ask: Callable[[], Any]
     put: Callable[[Any], Any] | None = None
     by: tuple[Callable[..., Any], ...] = ()
+    met: Callable[[], None] | None = None
 
     @property
     def value(self) -> Any:
@@ -200,7 +202,13 @@ SETTINGS = (
     Setting("sys.getswitchinterval()", sys.getswitchinterval, sys.setswitchinterval),
     Setting("sys.get_int_max_str_digits()", sys.get_int_max_str_digits, sys.set_int_max_str_digits),
     Setting("gc.isenabled()", gc.isenabled, _set_collector, (gc.enable, gc.disable)),
-    Setting("gc.get_threshold()", gc.get_threshold, lambda was: gc.set_threshold(*was), (gc.set_threshold,)),
+    Setting(
+        "gc.get_threshold()",
+        thresholds_of_caller,
+        lambda was: gc.set_threshold(*was),
+        (gc.get_threshold, gc.set_threshold),
+        as_the_caller_has_set,
+    ),
     Setting("logging.root.manager.disable", lambda: logging.root.manager.disable, logging.disable),
     Setting("os.getcwd()", os.getcwd, os.chdir),
     DECIMALS,
