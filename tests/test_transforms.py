@@ -3,6 +3,7 @@
 import collections
 import copy
 import gc
+import math
 import warnings
 import weakref
 
@@ -191,6 +192,30 @@ def test_the_linear_part_alone_runs(x):
 def test_symbolic_zeros_are_no_input():
     with pytest.raises(fg.UnsupportedTensorError, match=r"symbolic zeros[^$]*torch.zeros_like"):
         jit(vector)(torch._efficientzerotensor(3))
+
+
+INFINITE = math.inf
+TIMES_WHAT_IS_NOT_FINITE = {
+    "number": lambda x: torch.add(x, 1, alpha=INFINITE).tanh(),
+    "tensor": lambda x: torch.sub(x, torch.ones(3), alpha=INFINITE).tanh(),
+    "product": lambda x: torch.addcmul(x, torch.ones(3), torch.ones(3), value=INFINITE).tanh(),
+    "dot": lambda x: torch.dot(x / 0, x.detach()),
+    "what was read": lambda x: torch.add(x, 1, alpha=x.sum().item() * INFINITE).tanh(),
+}
+
+
+@pytest.mark.parametrize("place", ["inside", "outside"])
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", TIMES_WHAT_IS_NOT_FINITE)
+def test_no_tangent_times_what_is_not_finite_is_none(name, dynamic, place):
+    """PyTorch makes zeros of it; zeros in memory make nan."""
+    f, x, t = TIMES_WHAT_IS_NOT_FINITE[name], torch.tensor([0.5, 1.0, 2.0]), torch.ones(3)
+    options = {"backend": "aten", "dynamic": dynamic}
+    if place == "inside":
+        found = fg.jit(lambda x, t: torch.func.jvp(f, (x,), (t,)), **options)(x, t)
+    else:
+        found = torch.func.jvp(fg.jit(f, **options), (x,), (t,))
+    torch.testing.assert_close(found, torch.func.jvp(f, (x,), (t,)), equal_nan=True)
 
 
 def made_of(compiled):

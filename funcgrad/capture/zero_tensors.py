@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..torch_private.fakes import without_modes
 from ..torch_private.functional import from_functional
+from ..torch_private.tensors import is_zero_tensor
 from .trace import Trace
 
 _aten: Any = torch.ops.aten
@@ -35,7 +36,7 @@ class ZeroTensors:
         what it makes of others, or none are there."""
         if op is _MADE:
             return self._zeros(args[0], **kwargs) if self._trace.symbols.may_be_sizes() else NotImplemented
-        rule = _RULES.get(op) if self._known else None
+        rule = _RULES.get(op) if self._known or op in _PAST_KERNELS else None
         if rule is None or not any(map(self._is_zero, args[:2])):
             return NotImplemented
         return rule(self, op, args, kwargs)
@@ -47,7 +48,8 @@ class ZeroTensors:
                 self._enter(look)
 
     def _is_zero(self, value: Any) -> bool:
-        return isinstance(value, Tensor) and id(from_functional(value)) in self._known
+        fake = from_functional(value) if isinstance(value, Tensor) else None
+        return fake is not None and (id(fake) in self._known or is_zero_tensor(fake))
 
     def _enter(self, zeros: Tensor) -> Tensor:
         fake = from_functional(zeros)
@@ -87,6 +89,8 @@ class ZeroTensors:
             return out
 
 
+_PAST_KERNELS = {_aten.mul.Scalar, _aten.dot.default, _aten.vdot.default}
+"""What PyTorch's kernels for zeros let pass, as it sees to them itself."""
 _RULES: dict[Any, Callable[[ZeroTensors, Any, Sequence[Any], dict[str, Any]], Tensor]] = {
     _aten.add.Tensor: ZeroTensors._sum,
     _aten.sub.Tensor: ZeroTensors._sum,
