@@ -495,3 +495,22 @@ def test_a_derivative_at_a_level_on_more_paths_than_are_kept():
         for _ in range(20):
             torch.testing.assert_close(curved(compiled, ours), curved(f, theirs))
             torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, out: torch.add(x, x, alpha=x.sum(), out=out),
+        lambda x, out: torch.addr(out, x[0], x[1], beta=x.min(), alpha=x.max(), out=out),
+        lambda x, out: torch.addcmul(x, x, x, value=x.sum(), out=out),
+    ],
+    ids=["add", "addr", "addcmul"],
+)
+def test_a_tensor_for_a_number_where_the_result_goes_into_another(f):
+    """It was refused: what comes out is found without values."""
+    compiled, outs = fg.jit(f, backend="aten"), [torch.ones(3, 3), torch.ones(3, 3)]
+    for i in range(4):
+        x = torch.arange(9.0).view(3, 3).sin() * (i + 1)
+        torch.testing.assert_close(compiled(x, outs[0]), f(x, outs[1]))
+        torch.testing.assert_close(*outs)
+    assert compiled.cache_info().misses == 2  # the number is a symbol

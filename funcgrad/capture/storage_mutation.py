@@ -288,17 +288,22 @@ GIVES: dict[Any, Callable[..., Any]] = {set_: _set, Tensor.resize_: _resize, Ten
 """Functions that give their argument other memory."""
 
 
+_NUMBERS = {"alpha", "beta", "value"}
+"""Arguments that are numbers, of which a function reads the value where it is given a tensor."""
+
+
 def call_with_out(trace: Trace, func: Any, original: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """A call that writes to what ``out=`` names (``original``, for the caller), which may have other sizes, strides or
     another dtype.
 
     Raises where eager PyTorch does not cast what is computed.
     """
-    rest = {k: v for k, v in kwargs.items() if k != "out"}
+    # here: fakes are asked what comes out, and know no value
+    rest = {k: v.item() if k in _NUMBERS and isinstance(v, Tensor) else v for k, v in kwargs.items() if k != "out"}
     outs = kwargs["out"] if isinstance(kwargs["out"], tuple) else (kwargs["out"],)
     func = without_overload(func)
     if func in _DRAWS or not all(isinstance(out, FunctionalTensor) for out in outs):
-        return func(*args, **kwargs)
+        return func(*args, **rest, out=kwargs["out"])
     # here: what functionalisation has put off is recorded
     plain, plain_rest = tree_map(lambda v: from_functional(v) if isinstance(v, FunctionalTensor) else v, (args, rest))
     with without_modes(), without_function_modes(), trace.fakes, torch.no_grad():
