@@ -123,8 +123,10 @@ def test_a_setting_that_code_of_libraries_reads_is_no_symbol(what):
         (threading.Event(), lambda own: own.is_set()),
         (threading.Thread(target=print), lambda own: own.is_alive()),
         (queue.SimpleQueue(), lambda own: own.put(1)),
+        (queue.SimpleQueue(), lambda own: own.qsize()),
+        (torch.ones(2).untyped_storage(), lambda own: own.nbytes()),
     ],
-    ids=["sets an event", "asks an event", "asks a thread", "puts into a queue in C"],
+    ids=["sets an event", "asks an event", "asks a thread", "puts into a queue in C", "asks a queue", "asks a storage"],
 )
 def test_what_is_not_watched_is_said(own, act):
     def f(x):

@@ -643,3 +643,51 @@ def test_what_a_function_counts_that_is_named_in_each_call_of_a_transform():
             pullback(torch.ones(3))
             fg.vjp_compiled(other, torch.ones(3))
             assert held[key] == n
+
+
+LACKS = {
+    "except": "try: {o}.bar\n    except AttributeError: return x * 3\n    return x * 2",
+    "all": "try: {o}.bar\n    except: return x * 3\n    return x * 2",
+    "several": "try: {o}.bar\n    except (KeyError, AttributeError): return x * 3\n    return x * 2",
+    "suppress": "with contextlib.suppress(AttributeError): return x * {o}.bar\n    return x * 3",
+}
+LACKING = {
+    "a namespace": "o = types.SimpleNamespace()",
+    "a function": "def o(): pass",
+    "a partial": "import functools\no = functools.partial(int)",
+    "a class": "class o: pass",
+    "an exception": "o = Exception()",
+    "an object": "class A: pass\no = A()",
+    "a module": "o = nn.Identity()",
+}
+
+
+@pytest.mark.parametrize("lacking", LACKING)
+def test_what_code_catches_the_lack_of_it_may_have_later(lacking):
+    for how, body in LACKS.items():
+        source = f"import contextlib\n{LACKING[lacking]}\ndef f(x):\n    {body.format(o='o')}"
+        check(**{how: (source, "call(); o.bar = 5.0; call(); del o.bar; call()")})
+
+
+def test_what_isinstance_and_signature_look_for():
+    protocol = "import typing\n@typing.runtime_checkable\nclass P(typing.Protocol):\n    bar: float\n{}\n"
+    isinstance_of = "def f(x): return x * 2 if isinstance(o, P) else x * 3"
+    signature = "import inspect\ndef o(a, b): pass\ndef f(x): return x * len(inspect.signature(o).parameters)"
+    signs = "import inspect; o.__signature__ = inspect.Signature([]); call()"
+    check(
+        **{
+            name: (protocol.format(made) + isinstance_of, "call(); o.bar = 5.0; call()")
+            for name, made in LACKING.items()
+        },
+        signature=(signature, f"call(); {signs}; del o.__signature__; call()"),
+    )
+
+
+def test_a_dictionary_with_tensors_for_keys_that_keeps_none_alive():
+    source = "from torch.utils.weak import WeakTensorKeyDictionary\nk = torch.ones(1); d = WeakTensorKeyDictionary()\n"
+    steps = "call(); d[k] = 5.0; call(); d[k] = 7.0; call(); del d[k]; call()"
+    check(
+        item=(source + "def f(x): return x * d[k] if k in d else x", steps),
+        get=(source + "def f(x): return x * d.get(k, 3.0)", steps),
+        length=(source + "def f(x): return x * len(d)", steps),
+    )

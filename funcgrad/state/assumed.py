@@ -42,6 +42,7 @@ from .names import (
     item_name,
     item_of,
     joined,
+    members_of_protocol,
     only_grows,
     taken_apart,
     uses_of,
@@ -71,7 +72,8 @@ class Assumed(Mentioned):
         self._ran_together: tuple[Any, Mentions] = (0, 0), Mentions()
         self._texts: set[str] = set()
         self._getters: set[str] = set()
-        """Texts that were read, which may name attributes; attributes that an ``operator.attrgetter`` reads."""
+        """Texts that were read, which may name attributes; attributes that an ``operator.attrgetter`` reads, or that
+        ``isinstance`` looks for."""
         self._is_running = False
 
     @property
@@ -84,7 +86,10 @@ class Assumed(Mentioned):
             own = self._with_given(own)
             read = dict.fromkeys(self._getters, frozenset([Use((), "read")]))
             by_value = Mentions(
-                strings=frozenset(self._texts if own.by_name else ()), attributes=frozenset(self._getters), uses=read
+                strings=frozenset(self._texts if own.by_name else ()),
+                attributes=frozenset(self._getters),
+                uses=read,
+                lacked=frozenset(self._getters),
             )
             self._together = known, together([own, by_value])
         return self._together[1]
@@ -107,9 +112,12 @@ class Assumed(Mentioned):
         return evolve(said, uses={name: frozenset(map(resolved, own)) for name, own in said.uses.items()})
 
     def see(self, value: Any, name: str) -> None:
-        """A value can be reached. What an ``operator.attrgetter`` reads, code that calls it may read."""
+        """A value can be reached. What an ``operator.attrgetter`` reads, code that calls it may read; of a protocol,
+        what asks for it."""
         if isinstance(value, operator.attrgetter):
             self._getters |= {part for names in value.__reduce__()[1] for part in names.split(".")}
+        elif isinstance(value, type) and getattr(value, "_is_runtime_protocol", False):
+            self._getters |= members_of_protocol(value)
         super().see(value, name)
 
     def _value(self, place: Place, value: Any) -> None:
@@ -144,7 +152,7 @@ class Assumed(Mentioned):
                 self._guard_container(container, said, lists)
             for kind in kinds:
                 as_value = of_types or kind in direct
-                self._guard_class(kind, names, by_name if as_value else set())
+                self._guard_class(kind, names, by_name | own.lacked | self._getters if as_value else set())
                 if lists and (as_value or "dir" in own.globals) and not is_installed(kind):
                     self._guard_members(kind)
         self._guard_lacking(own, by_name)
@@ -414,6 +422,9 @@ class Assumed(Mentioned):
             for name, value in met.before.items():
                 if name in asked and name != "__wrapped__":
                     self._value(Place("item", container, name, joined(met.name, name)), value)
+            for name in said.lacked - met.before.keys():
+                if not hasattr(type(met.of), name):
+                    self._guard(Guard.absent(Place("item", container, name, joined(met.name, name))))
             return
         is_whole = id(container) in self.replaced | self.whole
         is_whole |= met.of is not None and "vars" in said.globals  # vars(an_object)["key"]

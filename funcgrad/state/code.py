@@ -29,6 +29,7 @@ _PAST_HOOKS = {"__getattribute__", "getattr_static", "__get__"}
 _ASK = {
     **dict.fromkeys(("fields", "asdict", "astuple"), "__dataclass_fields__"),
     **dict.fromkeys(("get_type_hints", "get_annotations"), "__annotations__"),
+    **dict.fromkeys(("signature", "getfullargspec"), "__signature__"),
     "getdoc": "__doc__",
 }
 """Functions of Python's library, and what they ask a class, or a function, for: no code of the caller's says it."""
@@ -65,6 +66,8 @@ class Mentions:
 
     of_functions: frozenset[str] = frozenset()
     """What it asks of that which functions say of themselves, too, where it may be a function's."""
+    lacked: frozenset[str] = frozenset()
+    """Attributes of which it goes on where an object has none of this name (``except AttributeError``)."""
     chains: frozenset[tuple[str, ...]] = frozenset()
     """Names, and modules by import, each with the attributes that are read of it one after the other, if any."""
     aliases: frozenset[tuple[str, str]] = frozenset()
@@ -173,6 +176,7 @@ def mentions(code: types.CodeType) -> Mentions:
             counts[step.argval] += use.then == "count" and not use.keys
             if not _is_looked_at(steps, at):
                 found["used"].add(step.argval)
+    lacked = found["attributes"] if _goes_on(steps) else set[str]()
     by_library = {_ASK[name] for name in _ASK.keys() & (found["globals"] | found["attributes"])}
     found["attributes"] |= by_library
     found["of_functions"] |= by_library
@@ -187,6 +191,7 @@ def mentions(code: types.CodeType) -> Mentions:
         **{k: frozenset(v) for k, v in found.items()},
         strings=strings,
         uses={k: frozenset(v) for k, v in uses.items()},
+        lacked=frozenset(lacked | by_library),
         chains=chains,
         aliases=aliases,
         unseen=unseen,
@@ -274,6 +279,18 @@ def _chains(steps: Sequence[dis.Instruction]) -> tuple[frozenset[tuple[str, ...]
                 is_part = "." not in step.argval or taken[0].opname == "IMPORT_FROM"
                 aliases.add((stored[0], step.argval if is_part else step.argval.partition(".")[0]))
     return frozenset(chains), frozenset(aliases)
+
+
+def _goes_on(steps: Sequence[dis.Instruction]) -> bool:
+    """Whether code catches an ``AttributeError``, or what may be one."""
+    for at, step in enumerate(steps):
+        if step.opname == "PUSH_EXC_INFO" and steps[at + 1].opname == "POP_TOP":  # except:
+            return True
+        if step.opname == "CHECK_EXC_MATCH":
+            kind = vars(builtins).get(steps[at - 1].argval) if steps[at - 1].opname in GLOBAL else None
+            if not isinstance(kind, type) or issubclass(AttributeError, kind):
+                return True
+    return any(step.argval == "suppress" for step in steps)
 
 
 def _is_names(constant: object) -> bool:

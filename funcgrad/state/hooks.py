@@ -50,7 +50,7 @@ _hooked: dict[type, list[Any]] = {}
 
 _WITH_STATE = (
     "torch.nn.", "torch.optim.", "torch.amp.", "torch.cuda.amp.", "torch.distributions.", "torch.quasirandom.",
-    "torch.utils.data.",
+    "torch.utils.data.", "torch.utils.weak.",
 )  # fmt: skip
 """Where torch has classes whose objects keep state for those who use them: optimisers, schedulers, scalers of
 gradients, datasets."""

@@ -12,6 +12,7 @@ import re
 import sys
 import threading
 import types
+import typing
 from collections.abc import Iterator, Set
 from typing import Any
 
@@ -128,6 +129,14 @@ def is_callers_own(value: types.FunctionType | type) -> bool:
     if isinstance(value, type):
         return not (is_library(value) or is_installed(value))
     return package(value.__globals__.get("__name__")) not in LIBRARIES and not is_installed_function(value)
+
+
+def members_of_protocol(kind: type) -> Set[str]:
+    """The names that ``isinstance`` looks for in an object, of which Python has no public list before 3.13; special
+    methods are their class's."""
+    protocols = [c for c in kind.__mro__ if getattr(c, "_is_protocol", False)]
+    names = {name for c in protocols for name in (*vars(c), *vars(c).get("__annotations__", {}))}
+    return {name for name in names if not name.startswith(("__", "_abc_"))} - vars(typing.Protocol).keys()
 
 
 def attributes_of(value: Any) -> dict[str, Any] | None:

@@ -101,6 +101,8 @@ _UNHEARD: dict[str, tuple[type, ...]] = {
     "locked": (type(threading.Lock()),),
     "_value": (threading.Semaphore,),
     "initial_seed": (torch.Generator,),
+    **dict.fromkeys(("qsize", "empty"), (queue.SimpleQueue,)),
+    **dict.fromkeys(("nbytes", "size"), (torch.UntypedStorage, torch.TypedStorage)),
 }
 """What is asked of objects into which nobody looks."""
 _UNTOLD: dict[str, tuple[type, ...]] = {
