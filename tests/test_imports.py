@@ -3,6 +3,7 @@ shadowed, variables of an enclosing function."""
 
 import builtins
 import importlib
+import os
 import subprocess
 import sys
 import types
@@ -70,6 +71,57 @@ def test_a_module_that_is_imported_first_in_a_call(tmp_path, monkeypatch, transf
         assert all(map(torch.equal, found[0], wanted[0])), f
         assert found[1:] == wanted[1:], f
     sys.modules.pop("funcgrad_lazy", None)
+
+
+_PLUGIN = """
+import os
+import funcgrad_host as host
+host.ACTS["sin"] = lambda x: x.sin()
+host.ORDER.append("plugin"); host.NAMES.add("sin"); host.COUNT += 1
+host.Config.scale = 3.0; host.config.bias = 0.5
+os.environ["FUNCGRAD_HOST"] = "plugin"
+"""
+_HOST = """
+ACTS, ORDER, NAMES, COUNT = {}, [], set(), 0
+class Config: pass
+config = Config()
+"""
+
+
+def _acts(x):
+    import funcgrad_host as host
+
+    host.ORDER.append("call")
+    host.ACTS["calls"] = host.ACTS.get("calls", 0) + 1
+    if "sin" not in host.ACTS:
+        importlib.import_module("funcgrad_plugin")
+    y = host.ACTS["sin"](x) * host.Config.scale + host.config.bias
+    host.NAMES.add("call")
+    return y * host.COUNT * len(os.environ["FUNCGRAD_HOST"]) * host.ACTS["calls"]
+
+
+@pytest.mark.parametrize("imports_before", [False, True])
+def test_what_a_module_registers_that_is_imported_first_in_a_call_stays(tmp_path, monkeypatch, imports_before):
+    """It was taken back with what the function had written, while the module stayed imported."""
+    (tmp_path / "funcgrad_plugin.py").write_text(_PLUGIN, encoding="utf-8")
+    (tmp_path / "funcgrad_host.py").write_text(_HOST, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    x = torch.arange(2.0)
+
+    def ran(call):
+        for name in ("funcgrad_plugin", "funcgrad_host"):
+            sys.modules.pop(name, None)
+        monkeypatch.delenv("FUNCGRAD_HOST", raising=False)
+        host = importlib.import_module("funcgrad_host") if imports_before else None
+        found = []
+        for _ in range(4):
+            found.append(call(x).tolist())
+            host = host or sys.modules["funcgrad_host"]
+            acts = {name: value for name, value in host.ACTS.items() if name != "sin"}
+            found.append((acts, "sin" in host.ACTS, list(host.ORDER), set(host.NAMES), host.COUNT, vars(host.config)))
+        return str(found), os.environ["FUNCGRAD_HOST"]
+
+    assert ran(fg.jit(_acts, backend="aten")) == ran(_acts)
 
 
 def test_a_module_that_is_there_later(monkeypatch):

@@ -50,7 +50,8 @@ class _Outside(Loader):
         module.__spec__.loader = module.__loader__ = self.loader
         before = sys.modules.keys() - {module.__name__}
         with _outside():
-            self.loader.exec_module(module)
+            with self.listener.importing():
+                self.loader.exec_module(module)
             for name in [own for own in sys.modules if own not in before]:
                 self.listener.imported(sys.modules[name], name)
 

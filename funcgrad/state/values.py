@@ -160,6 +160,24 @@ def length_of(container: Any) -> int:
     return len(container) if kind is None else kind.__len__(container)  # type: ignore[arg-type]
 
 
+def with_changes(before: Any, was: Any, now: Any) -> Any:
+    """What a container held ``before``, with what made ``now`` of what it ``was``; ``before`` itself where nothing
+    did."""
+    if isinstance(before, dict):
+        gone = was.keys() - now.keys()
+        new = {key: value for key, value in now.items() if key not in was or not same(was[key], value)}
+        return {key: value for key, value in before.items() if key not in gone} | new if gone or new else before
+    if isinstance(before, set):
+        return before if was == now else (before | (now - was)) - (was - now)
+    if isinstance(before, np.ndarray):
+        return before if same_array(was, now) else now
+    if not isinstance(before, (list, deque)):  # of a buffer
+        return before if was == now else now
+    if len(now) < len(was) or not all(map(same, was, now)):
+        return now
+    return type(before)([*before, *[*now][len(was) :]]) if len(now) > len(was) else before
+
+
 def copied(container: Any) -> Any:
     """A shallow copy of a container, to compare with later: of what a dict holds, whatever a class of the caller's
     makes of it."""

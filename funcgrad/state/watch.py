@@ -57,7 +57,7 @@ from .names import (
 from .places import MISSING, Place
 from .renamed import original
 from .running import Running
-from .values import copied, same
+from .values import copied, same, with_changes
 
 Converting = Sequence[tuple[types.FunctionType, frozenset[str]]]
 
@@ -310,12 +310,43 @@ class Watch(Running):
         for sets in (self.written, self.replaced, self.moved, self.stored):
             sets.clear()
         for met in (self.met, self._late):
-            met.update({key: _renewed(own) for key, own in met.items()})
+            met.update({key: evolve(own, before=_held(own)) for key, own in met.items()})
         for held in (self.globals, self.cells, self.slots):
             held.update({key: (place, place.read()) for key, (place, _) in held.items()})  # type: ignore[attr-defined, misc]
         self.settings = {setting: setting.place.read() for setting in self.settings}
         self.variables = dict(os.environ)
         self.classes = {kind: members_said(kind) for kind in self.classes}
+
+    @contextlib.contextmanager
+    def importing(self) -> Iterator[None]:
+        """Around an import, which happens once, in eager PyTorch, and stays: what it changes it has changed before."""
+        met = {id(own.container): own for held in (self.met, self._late) for own in held.values()}
+        was = {key: _held(own) for key, own in met.items()}
+        tables: list[dict[Any, tuple[Place, Any]]] = [self.globals, self.cells, self.slots]  # type: ignore[list-item]
+        places = [{key: place.read() for key, (place, _) in table.items()} for table in tables]
+        process = self._process()
+        try:
+            yield
+        finally:
+            for key, own in met.items():
+                before = with_changes(own.before, was[key], _held(own))
+                for held in (self.met, self._late) if before is not own.before else ():
+                    if key in held:
+                        held[key] = evolve(own, before=before)
+            for table, values in zip(tables, places, strict=True):
+                for slot, value in values.items():
+                    place = table[slot][0]
+                    if (now := place.read()) is not value:
+                        table[slot] = place, now
+            kept: list[dict[Any, Any]] = [self.settings, self.variables, *self.classes.values()]
+            for one, one_was, one_now in zip(kept, process, self._process(), strict=True):
+                changed = dict(with_changes(one, one_was, one_now))
+                one.clear()
+                one.update(changed)
+
+    def _process(self) -> list[dict[Any, Any]]:
+        """The settings, variables of the environment, and what classes have, as they are now."""
+        return [{own: own.place.read() for own in self.settings}, dict(os.environ), *map(members_said, self.classes)]
 
     # ── what is told ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -461,11 +492,9 @@ class Watch(Running):
                 self._guard(Guard.absent(Place("class", c, name, shown)))
 
 
-def _renewed(met: Met) -> Met:
-    """What was met, as it is now."""
-    if isinstance(met.of, types.ModuleType):
-        return evolve(met, before=own_names(met.container))
-    return evolve(met, before=holds_now(met.container))
+def _held(met: Met) -> Any:
+    """What a container that was met holds now."""
+    return own_names(met.container) if isinstance(met.of, types.ModuleType) else holds_now(met.container)
 
 
 def _without_last(values: list[Any], value: Any) -> list[Any]:
