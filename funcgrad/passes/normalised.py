@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from ..graphs import Graph, copied, is_getitem, value_of, verify
-from ..loops.lower import lower
+from ..loops.lower import is_lowered
 from ..loops.rows import wide_dtype
 from ..tags import said_of, tags_of
 from .rewriting import call
@@ -35,9 +35,9 @@ def normalised(graph: Graph) -> Graph:
     if not any(n.target in _WEIGHTS for n in graph.fx.nodes):
         return graph
     new = copied(graph)
-    externs = {n.name for n in lower(graph).externs}
     for node in list(new.fx.nodes):
-        if node.target in _WEIGHTS and node.name not in externs and not said_of(node) and not tags_of(node).flags:
+        is_plain = node.target in _WEIGHTS and not said_of(node) and not tags_of(node).flags
+        if is_plain and is_lowered(node, graph):
             _write_out(node)
     return verify(new)
 
