@@ -562,3 +562,49 @@ def test_the_gradient_of_a_function_that_writes_to_a_buffer_is_differentiated(wa
     (product,) = torch.autograd.grad((first * v).sum(), own)
     torch.testing.assert_close(found, product if way == "grad" else (first.detach(), product))
     torch.testing.assert_close(ours.mean, theirs.mean)
+
+
+def _writes_to_it(x):
+    y = x.exp()
+    with torch.no_grad():
+        x.add_(1)
+    return (y * 2 + x.view(-1) * x.detach()).sum()
+
+
+def _writes_to_a_part(x):
+    part = x[1:]
+    with torch.no_grad():
+        part.mul_(2)
+    return (x * x).sum() + part.sin().sum()
+
+
+AGAIN = {
+    "torch.func.grad": lambda g, x: torch.func.grad(lambda x: g(x).sin().sum())(x),
+    "a leaf": lambda g, x: (lambda y: torch.autograd.grad(g(y).sin().sum(), y, allow_unused=True)[0])(
+        x.requires_grad_()
+    ),
+    "of a gradient": lambda g, x: fg.grad_compiled(lambda x: g(x).sin().sum(), backend="aten")(x),
+    "jvp": lambda g, x: torch.func.jvp(g, (x,), (torch.ones(3),)),
+}
+
+
+@pytest.mark.parametrize("way", AGAIN)
+@pytest.mark.parametrize("f", [_writes_to_it, _writes_to_a_part], ids=["it", "a part"])
+def test_what_a_gradient_is_of_may_be_written_to_under_no_grad(f, way):
+    """It was refused where that requires grad."""
+    ours, theirs = torch.tensor([0.3, -0.7, 1.2]), torch.tensor([0.3, -0.7, 1.2])
+    compiled = fg.grad_compiled(f, backend="aten")
+    for _ in range(2):
+        found, wanted = AGAIN[way](compiled, ours), AGAIN[way](torch.func.grad(f), theirs)
+        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(ours, theirs)
+        ours, theirs = ours.detach(), theirs.detach()
+
+
+@pytest.mark.parametrize("tracked", [False, True])
+@pytest.mark.parametrize("write", [lambda x: x.add_(1), lambda x: x.view(-1).mul_(2)], ids=["it", "a view of it"])
+def test_what_a_gradient_is_of_is_not_written_to_where_grad_mode_is_on(write, tracked):
+    x = torch.ones(3, requires_grad=tracked)
+    with pytest.raises(fg.MutationError, match="writes into a tensor it was given"):
+        fg.grad_compiled(lambda x: (write(x) * x).sum(), backend="aten")(x)
+    assert torch.equal(x, torch.ones(3))

@@ -241,12 +241,6 @@ def set_creation_meta(tensor: torch.Tensor, meta: Any) -> None:
     torch._C._autograd._set_creation_meta(tensor, meta)
 
 
-def forbid_writes(view: torch.Tensor) -> torch.Tensor:
-    """A view that autograd lets nobody write to, as a leaf that requires grad."""
-    set_creation_meta(view, torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE)  # type: ignore[attr-defined]
-    return view
-
-
 _functorch: Any = torch._C._functorch
 _of_functions: Any = torch.autograd.functional
 FORWARD_JACOBIAN = torch.autograd.functional, "_jacfwd"

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from .. import refusals
-from ..autograd_state import has_dead_end, has_history, is_leaf, next_nodes
+from ..autograd_state import has_dead_end, has_history, is_leaf, next_nodes, with_history_of
 from ..capture.gradients import gradients_of, with_accumulated
 from ..capture.inner import Inner
 from ..capture.runs_again import copies_at_own_level, running_again
@@ -28,7 +28,6 @@ from ..capture.trace import active_trace
 from ..errors import ArgumentError, AuxError, NonDifferentiableArgumentError, NonScalarOutputError
 from ..inside import having, set_to
 from ..slots import Arg, Grad, Out, Slot
-from ..torch_private.autograd import forbid_writes
 from ..torch_private.levels import outside_inference_mode, transforms_or_duals
 from ..torch_private.modes import without_function_modes
 from ..torch_private.tensors import is_wrapper_subclass
@@ -239,7 +238,11 @@ class Gradient(Definition):
                 trees.append(tree)
             own |= {id(v): v for fresh in wrt for v in fresh if is_leaf(v)}
             _note_variables(own, traced and not differentiable)
+            variables = [(v, v.grad_fn) for fresh in wrt for v in fresh]
             value, aux = self._split(self.root(*prepared, **kwargs))
+            # autograd forbids that of leaves alone
+            if any(variable.grad_fn is not was for variable, was in variables):
+                raise refusals.WRITES_INTO_LEAF(where=definition_line(self.root))
             grads = self._gradients(value, wrt, trees, differentiable, traced)
             result = self._arrange(value, aux, grads)
         return _detach_unless(result, given, own, differentiable)
@@ -443,9 +446,10 @@ def _backward_pass(traced: bool) -> Iterator[Callable[[Tensor], Tensor]]:
 
 
 def _variable(leaf: Any, path: str) -> Tensor:
-    """A fresh tensor to differentiate with respect to: gradients do not reach it by any other way."""
+    """A fresh tensor to differentiate with respect to: gradients do not reach it by any other way. It is no view, of
+    which autograd makes another history where it is written to under no_grad."""
     require_differentiable(leaf, path)
-    return forbid_writes(leaf.view_as(leaf)) if leaf.requires_grad else leaf.detach().requires_grad_()
+    return with_history_of(leaf, leaf) if leaf.requires_grad else leaf.detach().requires_grad_()
 
 
 _variables: ContextVar[dict[int, Tensor] | None] = ContextVar("funcgrad_variables", default=None)
