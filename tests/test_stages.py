@@ -205,7 +205,7 @@ def test_graph_stages_run(program):
 def test_the_joint_graph_names_what_values_are(program):
     assert str(program.joint.signature) == "(p['w'], p['b'], x) -> (out[0], grad(p['w']), grad(p['b']))"
     text = str(program.joint)
-    assert "aten.tanh(add)" in text and "test_stages.py:23 in loss" in text and "── backward" in text
+    assert "aten.tanh(add)" in text and "test_stages.py:24 in loss" in text and "── backward" in text
 
 
 def test_backward_nodes_point_at_the_forward_line(program):

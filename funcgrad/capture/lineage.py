@@ -45,6 +45,8 @@ class Lineage:
         self._written_with_grad: list[Tensor] = []
         self.variables: dict[int, Tensor] = {}
         """By identity, leaves that stand for what is differentiated, inside of a gradient alone."""
+        self.with_history: dict[int, Tensor] = {}
+        """The same that are computed outside: written to while grad mode is on, they would be other variables."""
         self.frees_graph = False
         """Whether the gradient that is traced is not to be differentiable, so that it frees the graph of its run."""
         self._alive: list[Tensor] = []  # an id stays unique only while its object lives

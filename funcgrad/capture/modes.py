@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import refusals
-from ..autograd_state import is_untold, renew_history
+from ..autograd_state import family_of, is_untold, renew_history
 from ..graph_primitives import require_false, require_of_autograd, require_true
 from ..graphs import tensors_in, type_text
 from ..inside import having
@@ -260,7 +260,7 @@ class Lifter(TorchFunctionMode):
         ):
             return answer
         if (method in WRITES or method in RESTRIDES) and is_traced(args[0]):
-            self._renew_history(args[0])
+            self._before_write(args[0])
         if func in STORAGES and is_traced(args[0]):
             return self._storage(func, args[0])
         if func is Tensor.register_post_accumulate_grad_hook:
@@ -335,7 +335,9 @@ class Lifter(TorchFunctionMode):
         with self:
             return str(tensor)
 
-    def _renew_history(self, written: Tensor) -> None:
+    def _before_write(self, written: Tensor) -> None:
+        if torch.is_grad_enabled() and id(family_of(written)) in self._trace.lineage.with_history:
+            raise refusals.WRITES_INTO_LEAF(where=user_line())
         if not self._trace.writes.custom_functions and self._trace.is_view_here_alone(written):
             renew_history(written)
 

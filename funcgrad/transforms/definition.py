@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -236,9 +236,9 @@ class Gradient(Definition):
                 given |= {id(v): leaf for v, leaf in zip(fresh, leaves, strict=True)}
                 wrt.append(fresh)
                 trees.append(tree)
-            own |= {id(v): v for fresh in wrt for v in fresh if is_leaf(v)}
-            _note_variables(own, traced and not differentiable)
             variables = [(v, v.grad_fn) for fresh in wrt for v in fresh]
+            own |= {id(v): v for v, history in variables if history is None}
+            _note_variables(own, [v for v, history in variables if history is not None], traced and not differentiable)
             value, aux = self._split(self.root(*prepared, **kwargs))
             # autograd forbids that of leaves alone
             if any(variable.grad_fn is not was for variable, was in variables):
@@ -469,11 +469,12 @@ def _own_variables() -> Iterator[dict[int, Tensor]]:
             around |= own
 
 
-def _note_variables(variables: Mapping[int, Tensor], frees_graph: bool) -> None:
+def _note_variables(leaves: Mapping[int, Tensor], others: Iterable[Tensor], frees_graph: bool) -> None:
     """To a trace, what is a leaf among the variables is nothing from outside."""
     if (trace := active_trace()) is not None:
         trace.lineage.frees_graph = frees_graph or trace.lineage.frees_graph
-        trace.lineage.variables |= variables
+        trace.lineage.variables |= leaves
+        trace.lineage.with_history |= {id(v): v for v in others}
 
 
 def _detach_unless(result: Any, given: Mapping[int, Any], own: Container[int], differentiable: bool) -> Any:
