@@ -514,3 +514,24 @@ def test_a_tensor_for_a_number_where_the_result_goes_into_another(f):
         torch.testing.assert_close(compiled(x, outs[0]), f(x, outs[1]))
         torch.testing.assert_close(*outs)
     assert compiled.cache_info().misses == 2  # the number is a symbol
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_a_number_that_is_printed_at_a_level_is_read_in_both_runs(order, capsys):
+    """In the recorded run it was not, where the next read was taken for it: ``int`` of a count was that of a sum."""
+
+    def f(x):
+        y = x * 1.0
+        print(f"{y.sum():.1f}")
+        y = y.sin() if int((y > 0.037).sum()) == 2 else y.cos()
+        return y.sin().sum()
+
+    def differentiated(g):
+        once = torch.func.grad(g)
+        return once if order == 1 else torch.func.grad(lambda x: once(x).sum())
+
+    compiled, eager = differentiated(fg.jit(f, backend="aten")), differentiated(f)
+    for x in ([0.3, -0.7, 1.2], [0.3, 0.7, 1.2], [1.0, math.inf, -1.0], [-1.0, 0.5, -1.0]):
+        found, shown = compiled(torch.tensor(x)), capsys.readouterr().out
+        torch.testing.assert_close(found, eager(torch.tensor(x)), equal_nan=True)
+        assert shown == capsys.readouterr().out

@@ -118,6 +118,7 @@ class DryRun:
         )
         self.trace = with_modes(trace)
         trace.at_level, trace.varying = surroundings.at_level, surroundings.varying
+        trace.runs_at_level = bool(surroundings.at_level)
         # what a pullback runs again knows the answers
         trace.ignores_requires_grad = not surroundings.grad and (surroundings.splits or surroundings.replays)
         trace.enables_grad_itself = not surroundings.splits

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, fx
 
 from .. import refusals
-from ..graph_primitives import NumberAsSize, Opaque, has_symbols, on_path
+from ..errors import GraphError
+from ..graph_primitives import NumberAsSize, Opaque, Read, has_symbols, on_path
 from ..graphs import (
     Graph,
     ancestors,
@@ -68,7 +69,7 @@ def capture(
         )
     )
     trace.watch, trace.is_split = watch, with_backward
-    trace.keeps_detached = at_level and not inner.exchanges_values
+    trace.runs_at_level, trace.keeps_detached = at_level, at_level and not inner.exchanges_values
     trace.draws.expect(inner.facts.generators)
     trace.regions = () if inner.policy is None else (whole(inner.policy),)
     assert trace.graph is not None
@@ -97,6 +98,7 @@ def capture(
         ran, outs = trace.run(run, (), {})
     finally:
         trace.captured.clear()  # the real tensors: a trace lives until the next garbage collection
+    _require_same_reads(inner.facts.reads or (), trace.reads.done)
     guards, names = _checked_inside(trace, tuple(trace.symbols.guards()))
     nodes = {slot: node for slot, node in outs.items() if isinstance(node, fx.Node)}
     outs |= zip(nodes, trace.own(nodes.values()), strict=True)
@@ -139,6 +141,13 @@ def capture(
         through=passages.through,
         catches=trace.watch is not None and trace.watch.catches,
     )
+
+
+def _require_same_reads(dry: Sequence[Read], recorded: Sequence[Read]) -> None:
+    """What Python reads in the recorded run is what it has read in the dry run: one after the other."""
+    for before, now in zip(dry, recorded, strict=False):
+        if before.where != now.where:
+            raise GraphError(f"Python reads a value at {now.where}, where the dry run has read one at {before.where}")
 
 
 def _checked_inside(trace: Trace, guards: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:

@@ -132,7 +132,7 @@ class Trace(Recorder):
         self.backward_is_done: Callable[[bool, bool, Sequence[Any]], None] = lambda keeps, creates, targets: None
         """Called around a ``.backward()`` of the function's; ``targets``: its ``inputs``."""
         self.questions = Questions(lambda: self.reals, self.listeners)
-        self.texts = Texts(self.reads, self.questions, lambda: not (self.at_level or self.bodies.given))
+        self.texts = Texts(self.reads, self.questions, lambda: not (self.runs_at_level or self.bodies.given))
         self.symbols.floats.shown = self.texts.of_number
         self.checks: str | None = None
         self.inside_subclass = False
@@ -153,6 +153,8 @@ class Trace(Recorder):
         self.at_level = 0
         """The level of autograd the program is for (0: none): what it closes over may be of that level, and of those
         it lies in."""
+        self.runs_at_level = False
+        """Whether the program is for a level of torch.func: the dry run and the recorded run read the same there."""
         self.varying: frozenset[str] = frozenset()
         """Where the function returns, or stores, numbers that are others for other sizes, which are no symbols in
         this run."""

@@ -62,13 +62,15 @@ class Late:
 
 
 class ReadInBackward:
-    """What the backward passes of a run have read; asked of what was found of its state."""
+    """What the backward passes of a run have read, or may write to, which for a derivative is not to be as forward has
+    found it; asked of what was found of its state."""
 
     def __init__(self, found: Found) -> None:
         self._found, self._ran = found, found.ran_in_backward
         said = together([mentions(code) for code in (found._codes if self._ran is None else self._ran)])
         self._said: Mentions = said
         self._names = said.globals | said.attributes | said.strings | said.imports | said.uses.keys()
+        self._writes = said.sets | said.stored | said.replaced
         modules = [met.of for met in found.met.values() if isinstance(met.of, torch.nn.Module)]
         own = [vars(module).get(table) for module in modules for table in (*HOOK_TABLES, *TABLES)]
         self._tables = {id(table) for table in (*own, *HOOKS_OF_ALL_MODULES.values())}
@@ -90,14 +92,17 @@ class ReadInBackward:
             return True
         if place.kind == "item":
             return self._item(place)
-        if place.kind in ("type", "environ"):
-            return place.kind == "type" and id(place.owner) in self._found.read_in_backward
+        if place.kind == "type":
+            return id(place.owner) in self._found.read_in_backward
+        if place.kind == "environ":  # what is read is heard
+            return place.key in self._said.strings
         if place.kind == "slot":
-            return self._runs(place.owner) or (place.key in self._names and not can_be_hooked(type(place.owner)))
+            is_unheard = place.key in self._names and not can_be_hooked(type(place.owner))
+            return is_unheard or place.key in self._writes or self._runs(place.owner)
         if place.kind == "default":
             return self._runs(place.owner)
         if place.kind in ("cell", "class"):
-            return (place.name if place.kind == "cell" else place.key) in self._names
+            return (place.name if place.kind == "cell" else place.key) in self._names | self._writes
         return id(place.owner) not in self._tables
 
     def _item(self, place: Place) -> bool:
@@ -106,9 +111,10 @@ class ReadInBackward:
             return False
         if met is not None and met.of is not None:
             by_hand = self._said.past_hooks or "vars" in self._names or "__dict__" in self._names
-            return place.key in self._names and (by_hand or not can_be_hooked(type(met.of)))
+            is_read = place.key in self._names and (by_hand or not can_be_hooked(type(met.of)))
+            return is_read or place.key in self._writes
         is_namespace = isinstance(owner, dict) and "__name__" in owner
-        return place.key in self._names if is_namespace or not isinstance(owner, CONTAINERS) else True
+        return place.key in self._names | self._writes if is_namespace or not isinstance(owner, CONTAINERS) else True
 
     def container(self, container: Any) -> bool:
         """Whether they name a container."""
