@@ -115,10 +115,9 @@ def capture(
     if trace.reads.done:
         graph = reads_first(graph, with_backward)
     warn_of_unrolled(graph)
-    facts = inner.facts.returned
     leaves = tuple(
         inner.out_slot(o.path) if o.is_dynamic else _constant(o.constant if isinstance(v, NewObject) else v, inner)
-        for o, v in zip(facts, ran.leaves, strict=False)
+        for o, v in zip(inner.facts.returned, ran.leaves, strict=False)
     )
     symbols, passages = trace.symbols, trace.passages or NO_PASSAGES
     return Joint(
