@@ -29,6 +29,7 @@ def full_collections_are_rare() -> Iterator[None]:
 
 
 def thresholds_of_caller() -> tuple[int, int, int]:
+    """What ``gc.get_threshold`` would say if nothing were compiled."""
     now = gc.get_threshold()
     # else the caller's code has set others since
     return _of_caller if _of_caller is not None and now == _rare(_of_caller) else now
