@@ -535,3 +535,18 @@ def test_a_number_that_is_printed_at_a_level_is_read_in_both_runs(order, capsys)
         found, shown = compiled(torch.tensor(x)), capsys.readouterr().out
         torch.testing.assert_close(found, eager(torch.tensor(x)), equal_nan=True)
         assert shown == capsys.readouterr().out
+
+
+def test_what_is_joined_before_a_read_in_forward_mode():
+    """Where values are looked up, PyTorch cannot be asked for tangents: an internal assertion of its failed."""
+    seen = torch.zeros(())
+
+    def f(x):
+        k = int(seen) % 2
+        y = torch.cat([x * 1.0] * (1 + k))[:3] + k
+        return y.roll(int((y > 0.037).nonzero().shape[0]) % 3).sin()
+
+    compiled = fg.jit(f, backend="aten")
+    for i, x in enumerate(([0.3, -0.7, 1.2], [0.3, -0.7, 1.2], [0.3, 0.7, 1.2], [-0.3, -0.7, 1.2])):
+        x = torch.tensor(x, requires_grad=i == 1)
+        torch.testing.assert_close(torch.func.jvp(compiled, (x,), (x,)), torch.func.jvp(f, (x,), (x,)))

@@ -72,8 +72,9 @@ class Assumed(Mentioned):
         self._ran_together: tuple[Any, Mentions] = (0, 0), Mentions()
         self._texts: set[str] = set()
         self._getters: set[str] = set()
+        self._of_protocols: set[str] = set()
         """Texts that were read, which may name attributes; attributes that an ``operator.attrgetter`` reads, or that
-        ``isinstance`` looks for."""
+        ``isinstance`` looks for; these alone."""
         self._is_running = False
 
     @property
@@ -84,13 +85,9 @@ class Assumed(Mentioned):
             new = [evolve(mentions(code), assigned=frozenset()) for code in self._codes if code.co_name in CONSTRUCTORS]
             own = together([*(mentions(c) for c in self._codes if c.co_name not in CONSTRUCTORS), *new])
             own = self._with_given(own)
-            read = dict.fromkeys(self._getters, frozenset([Use((), "read")]))
-            by_value = Mentions(
-                strings=frozenset(self._texts if own.by_name else ()),
-                attributes=frozenset(self._getters),
-                uses=read,
-                lacked=frozenset(self._getters),
-            )
+            getters, texts = frozenset(self._getters), frozenset(self._texts if own.by_name else ())
+            read = dict.fromkeys(getters, frozenset([Use((), "read")]))
+            by_value = Mentions(strings=texts, attributes=getters, uses=read, lacked=getters)
             self._together = known, together([own, by_value])
         return self._together[1]
 
@@ -117,7 +114,8 @@ class Assumed(Mentioned):
         if isinstance(value, operator.attrgetter):
             self._getters |= {part for names in value.__reduce__()[1] for part in names.split(".")}
         elif isinstance(value, type) and getattr(value, "_is_runtime_protocol", False):
-            self._getters |= members_of_protocol(value)
+            self._of_protocols |= members_of_protocol(value)
+            self._getters |= self._of_protocols
         super().see(value, name)
 
     def _value(self, place: Place, value: Any) -> None:
@@ -140,8 +138,8 @@ class Assumed(Mentioned):
         own = self._own_mentions()  # packages ask for their own
         of_types = "type" in own.globals or "__class__" in own.attributes or own.past_hooks
         by_name = set(filter(str.isidentifier, own.strings)) if own.by_name else set()
-        if own.past_hooks:
-            self._guard_unheard(names, by_name)
+        if own.past_hooks or self._of_protocols:  # from Python 3.12 on isinstance looks for these past hooks
+            self._guard_unheard(names if own.past_hooks else self._of_protocols, by_name | self._of_protocols)
         lists = bool(own.globals & {"vars", "dir"} or "__dict__" in own.attributes)
         direct = {c for kind in self._direct for c in (*kind.__mro__, *inspect.getmro(type(kind)))}
         met, classes = 0, 0
