@@ -185,3 +185,39 @@ def test_a_model_that_registers_hooks_in_its_first_call_learns():
         return World(loss, lambda step: (torch.randn(2, 3, 16, 16), torch.randint(3, (2, 16, 16))), [model])
 
     check_steps(make, programs=1)
+
+
+KEPT = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 32, **TINY}
+EXPERTS = {
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1, "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4,
+    "v_head_dim": 8,
+}  # fmt: skip
+FAMILIES = {
+    "Gemma2ForCausalLM": {"num_key_value_heads": 1, "head_dim": 8},
+    "MambaForCausalLM": {"state_size": 4},
+    "RwkvForCausalLM": {"attention_hidden_size": 16},
+    "DeepseekV3ForCausalLM": EXPERTS,
+    "LongformerForMaskedLM": {"attention_window": [4, 4]},
+    "NystromformerForMaskedLM": {"num_landmarks": 3, "segment_means_seq_len": 9},
+    "FNetForMaskedLM": {},
+}
+"""State spaces, recurrences, experts, windows and transforms, in the place of attention or beside it."""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_models_of_other_families_learn_from_batches_of_other_sizes(family):
+    kind = getattr(transformers, family)
+
+    def make():
+        model = kind(kind.config_class(**KEPT, **FAMILIES[family])).train()
+        if FAMILIES[family] is EXPERTS:
+            model.float()  # the widest of grouped products
+        return World(
+            lambda ids: model(input_ids=ids, labels=ids).loss,
+            lambda step: (torch.randint(3, 50, (2 + step % 3, 9)),),
+            [model],
+        )
+
+    # there are as many samples as windows in one of the batches
+    check_steps(make, programs=3 if family == "LongformerForMaskedLM" else 2)
