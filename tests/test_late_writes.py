@@ -11,14 +11,11 @@ import funcgrad as fg
 
 
 class Owner:
-    n = 0
+    pass
 
 
 class Slots:
     __slots__ = ("n",)
-
-    def __init__(self):
-        self.n = 0
 
 
 TOTAL = 0
@@ -48,7 +45,7 @@ def _of_a_cell():
     return up, zero, lambda: cell
 
 
-def _of(owner, look=lambda owner: owner.n):
+def _of(owner):
     def up():
         owner.n += 1
 
@@ -56,7 +53,7 @@ def _of(owner, look=lambda owner: owner.n):
         owner.n = 0
 
     owner.n = 0
-    return up, zero, lambda: look(owner)
+    return up, zero, lambda: owner.n
 
 
 def _of_items(held, key):
@@ -67,10 +64,6 @@ def _of_items(held, key):
         held[key] = 0
 
     return up, zero, lambda: held[key]
-
-
-def _of_a_function():
-    return _of(lambda: None)
 
 
 def _of_what_is_made():
@@ -93,7 +86,7 @@ def _of_what_is_made():
 HELD = {
     "an attribute": lambda: _of(Owner()),
     "of a class": lambda: _of(type("Made", (), {})),
-    "of a function": _of_a_function,
+    "of a function": lambda: _of(lambda: None),
     "of a namespace": lambda: _of(types.SimpleNamespace()),
     "of a module": lambda: _of(torch.nn.Identity()),
     "a slot": lambda: _of(Slots()),

@@ -134,10 +134,9 @@ def lower(graph: Graph, device: torch.device | None = None, target: Target | Non
     return Lowering(target.machine, known, externs, buffers, strides, checks)
 
 
-def is_lowered(node: fx.Node, graph: Graph) -> bool:
+def is_lowered(node: fx.Node, device: torch.device) -> bool:
     """Whether a call has a loop form, of tensors that are there."""
     values = {n: _exists(n, value_of(n)) for n in node.all_input_nodes}
-    device = device_of(graph)
     return not isinstance(_value(node, values, device, Target(machine_of(device))), str)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..graphs import Graph, copied, is_getitem, value_of, verify
+from ..graphs import Graph, copied, device_of, is_getitem, value_of, verify
 from ..loops.lower import is_lowered
 from ..loops.rows import wide_dtype
 from ..tags import said_of, tags_of
@@ -34,10 +34,10 @@ def normalised(graph: Graph) -> Graph:
     is."""
     if not any(n.target in _WEIGHTS for n in graph.fx.nodes):
         return graph
-    new = copied(graph)
+    new, device = copied(graph), device_of(graph)
     for node in list(new.fx.nodes):
         is_plain = node.target in _WEIGHTS and not said_of(node) and not tags_of(node).flags
-        if is_plain and is_lowered(node, graph):
+        if is_plain and is_lowered(node, device):
             _write_out(node)
     return verify(new)
 

@@ -176,7 +176,8 @@ def mentions(code: types.CodeType) -> Mentions:
             counts[step.argval] += use.then == "count" and not use.keys
             if not _is_looked_at(steps, at):
                 found["used"].add(step.argval)
-    lacked = found["attributes"] if _goes_on(steps) else set[str]()
+    goes_on = "suppress" in found["globals"] | found["attributes"] or (code.co_exceptiontable and _goes_on(steps))
+    lacked = found["attributes"] if goes_on else set[str]()
     by_library = {_ASK[name] for name in _ASK.keys() & (found["globals"] | found["attributes"])}
     found["attributes"] |= by_library
     found["of_functions"] |= by_library
@@ -282,7 +283,7 @@ def _chains(steps: Sequence[dis.Instruction]) -> tuple[frozenset[tuple[str, ...]
 
 
 def _goes_on(steps: Sequence[dis.Instruction]) -> bool:
-    """Whether code catches an ``AttributeError``, or what may be one."""
+    """Whether a handler of code catches an ``AttributeError``, or what may be one."""
     for at, step in enumerate(steps):
         if step.opname == "PUSH_EXC_INFO" and steps[at + 1].opname == "POP_TOP":  # except:
             return True
@@ -290,7 +291,7 @@ def _goes_on(steps: Sequence[dis.Instruction]) -> bool:
             kind = vars(builtins).get(steps[at - 1].argval) if steps[at - 1].opname in GLOBAL else None
             if not isinstance(kind, type) or issubclass(AttributeError, kind):
                 return True
-    return any(step.argval == "suppress" for step in steps)
+    return False
 
 
 def _is_names(constant: object) -> bool:

@@ -293,9 +293,11 @@ class Mentioned(Reached):
             self._setting(flag_of(owner, name, joined(called, name)))
 
     def _setting(self, setting: Setting | None) -> None:
-        if setting is not None and setting.met is not None:
+        if setting is None:
+            return
+        if setting.met is not None:
             setting.met()
-        if setting is not None and (value := setting.place.read()) is not MISSING:
+        if (value := setting.place.read()) is not MISSING:
             self._guard(Guard.of_library(setting.place, value))
             if setting.put is not None:
                 self.settings.setdefault(setting, value)

@@ -57,6 +57,7 @@ from .names import (
 from .places import MISSING, Place
 from .renamed import original
 from .running import Running
+from .settings import Setting
 from .values import copied, same, with_changes
 
 Converting = Sequence[tuple[types.FunctionType, frozenset[str]]]
@@ -313,40 +314,35 @@ class Watch(Running):
             met.update({key: evolve(own, before=_held(own)) for key, own in met.items()})
         for held in (self.globals, self.cells, self.slots):
             held.update({key: (place, place.read()) for key, (place, _) in held.items()})  # type: ignore[attr-defined, misc]
-        self.settings = {setting: setting.place.read() for setting in self.settings}
-        self.variables = dict(os.environ)
-        self.classes = {kind: members_said(kind) for kind in self.classes}
+        self.settings, self.variables, self.classes = self._process()
 
     @contextlib.contextmanager
     def importing(self) -> Iterator[None]:
         """Around an import, which happens once, in eager PyTorch, and stays: what it changes it has changed before."""
-        met = {id(own.container): own for held in (self.met, self._late) for own in held.values()}
-        was = {key: _held(own) for key, own in met.items()}
+        mets = self.met, self._late
+        was = {key: _held(own) for held in mets for key, own in held.items()}
         tables: list[dict[Any, tuple[Place, Any]]] = [self.globals, self.cells, self.slots]  # type: ignore[list-item]
         places = [{key: place.read() for key, (place, _) in table.items()} for table in tables]
-        process = self._process()
+        settings, variables, classes = self._process()
         try:
             yield
         finally:
-            for key, own in met.items():
-                before = with_changes(own.before, was[key], _held(own))
-                for held in (self.met, self._late) if before is not own.before else ():
-                    if key in held:
-                        held[key] = evolve(own, before=before)
+            for held in mets:
+                before = {key: with_changes(own.before, was[key], _held(own)) for key, own in held.items()}
+                held.update({key: evolve(own, before=before[key]) for key, own in held.items()})
             for table, values in zip(tables, places, strict=True):
-                for slot, value in values.items():
-                    place = table[slot][0]
-                    if (now := place.read()) is not value:
-                        table[slot] = place, now
-            kept: list[dict[Any, Any]] = [self.settings, self.variables, *self.classes.values()]
-            for one, one_was, one_now in zip(kept, process, self._process(), strict=True):
-                changed = dict(with_changes(one, one_was, one_now))
-                one.clear()
-                one.update(changed)
+                now = {key: (place, place.read()) for key, (place, _) in table.items()}
+                table.update({key: own for key, own in now.items() if own[1] is not values[key]})
+            settings_now, variables_now, classes_now = self._process()
+            self.settings = with_changes(self.settings, settings, settings_now)
+            self.variables = with_changes(self.variables, variables, variables_now)
+            known = self.classes.items()
+            self.classes = {kind: with_changes(own, classes[kind], classes_now[kind]) for kind, own in known}
 
-    def _process(self) -> list[dict[Any, Any]]:
+    def _process(self) -> tuple[dict[Setting, Any], dict[str, str], dict[type, dict[str, Any]]]:
         """The settings, variables of the environment, and what classes have, as they are now."""
-        return [{own: own.place.read() for own in self.settings}, dict(os.environ), *map(members_said, self.classes)]
+        settings = {own: own.place.read() for own in self.settings}
+        return settings, dict(os.environ), {kind: members_said(kind) for kind in self.classes}
 
     # ── what is told ─────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -127,10 +127,9 @@ def _glu(x: Tensor, dim: int = -1) -> Any:
 
 def _of_tangents(rule: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        has_level = forward_ad._current_level >= 0
-        # below views (where values are looked up for a read) PyTorch can take no dual tensor apart
-        has_level = has_level and not torch._C._dispatch_tls_is_dispatch_key_excluded(_Key.ADInplaceOrView)
-        return rule(*args, **kwargs) if has_level else NotImplemented
+        # there (values are looked up for a read) PyTorch can take no dual tensor apart
+        is_below_views = torch._C._dispatch_tls_is_dispatch_key_excluded(_Key.ADInplaceOrView)
+        return NotImplemented if forward_ad._current_level < 0 or is_below_views else rule(*args, **kwargs)
 
     return call
 
