@@ -181,6 +181,21 @@ def test_levels_of_torch_func_have_known_sizes():
 
 
 @BACKENDS
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_of_sizes_that_are_equal_and_a_number_each_is_checked_where_it_is_read(backend):
+    """The first of two that are found equal was taken for the number, which was checked with the second alone."""
+
+    def f(x):
+        return (torch.argwhere(x > 0).sum() + x).sin()
+
+    compiled = fg.jit(f, backend=backend)
+    for n in (2, 3, 2, 4, 3):
+        x = torch.where(torch.arange(6) < n, 0.5, -0.5)
+        x = torch.stack([x, x.flip(0)])
+        assert_rounded(torch.func.vmap(compiled)(x), torch.func.vmap(f)(x))
+
+
+@BACKENDS
 def test_numbers_that_are_computed_of_sizes_are_no_constants(backend):
     """A result was that of the size at which the program was compiled."""
     kept = []

@@ -58,6 +58,8 @@ class Ran:
     own_leaves: dict[Slot, Tensor]
     leaves: tuple[Any, ...]
     tree: Tree
+    stored: dict[Stored, SymInt | SymFloat]
+    """The numbers that it has left in Python state which are others in other calls."""
 
 
 @frozen(eq=False)
@@ -167,7 +169,8 @@ class Inner:
         shared = {family.slot for overlap in self.facts.needed_overlaps() for family in overlap.families}
         own_leaves: dict[Slot, Tensor] = {s: seen.get(s, value) for s, value in memory.items() if self.facts.is_leaf(s)}  # type: ignore[call-overload]
         memory = {slot: tensor for slot, tensor in memory.items() if slot not in shared}
-        return Ran(tuple((s, values_of[s]) for s in self.signature.outs), memory, own_leaves, tuple(leaves), tree)
+        outs = tuple((s, values_of[s]) for s in self.signature.outs)
+        return Ran(outs, memory, own_leaves, tuple(leaves), tree, written.numbers)
 
     def _hooks_of_leaves(self, trace: Trace, seen: Mapping[Any, Any]) -> list[RemovableHandle]:
         """Give the leaves the hooks that have run in the dry run."""
@@ -295,25 +298,22 @@ class Inner:
             else trace.named(trace.lineage.gradient_of(seen[slot.of]))
         )
 
-    def _stored_before(self, trace: Trace, stored: Mapping[Stored, Tensor]) -> dict[Stored, Tensor]:
+    def _stored_before(self, trace: Trace, stored: Mapping[Stored, Any]) -> dict[Stored, Any]:
         """What a function that runs once more stores where it is already, since the function was called; not where it
-        has read another tensor before."""
+        has read another tensor before. A number may be equal to what it stores."""
         missing = {slot.name: slot for slot in self.facts.given if isinstance(slot, Stored) and slot not in stored}
         read = {c.origin.location for c in self.facts.captured if isinstance(c.origin, Place)}
         places = [effect.place for effect in self.facts.state.effects if isinstance(effect, Store)]
         held = {missing[p.name]: p.read() for p in places if p.name in missing and p.location not in read}
-        return {slot: trace.named(trace.operand(v)) for slot, v in held.items() if isinstance(v, Tensor)}
+        tensors = {slot: trace.named(trace.operand(v)) for slot, v in held.items() if isinstance(v, Tensor)}
+        return tensors | {slot: v for slot, v in held.items() if type(v) in (int, float)}
 
     def _require_constant(self, leaves: Sequence[Any], written: Written, again: bool) -> None:
         """What the dry run took for constants, this run must: sizes are symbols here alone."""
         constant = [(o.path, v) for o, v in zip(self.facts.outputs, leaves, strict=True) if not o.is_dynamic]
-        if self.facts.state.effects and not again:  # else it is stored already
-            constant += [
-                (str(slot), v)
-                for slot, v in (written.stores | written.plain).items()
-                if slot not in self.facts.state.stores
-            ]
+        stored = written.numbers.keys() - self.facts.state.stores if not again else ()  # it is stored already, then
         varying = frozenset(path for path, value in constant if isinstance(value, (SymInt, SymFloat)))
+        varying |= set(map(str, stored))
         if varying:
             raise VaryingNumbersError(varying)
         for _, value in constant:

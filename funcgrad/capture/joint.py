@@ -33,11 +33,13 @@ from ..slots import Final, Signature, Slot
 from ..state.conversions import converting_symbols, measuring_symbols
 from ..state.new_values import NewObject
 from ..state.watch import Watch
+from ..state.written import Written
 from ..symbolic.torch_sizes import shape_of, strides_of
 from ..tags import Tag, tag
 from ..torch_private.symbols import expression
 from .backward import traced_with_backward
 from .facts import why_sizes_are_known
+from .floats import NotSymbolicError
 from .inner import Inner, Ran, inputs_of
 from .modes import with_modes
 from .passages import NO_PASSAGES
@@ -86,7 +88,12 @@ def capture(
                 # a gradient enables grad mode itself, and is off outside; jit is traced in the caller's grad mode
                 with torch.set_grad_enabled(grad and inner.splits), trace.lifter:
                     ran = inner.run(*ins)
-                return ran, (traced_with_backward(trace, inner, ins, ran) if with_backward else _forward(trace, ran))
+                if not with_backward:
+                    return ran, _forward(trace, ran)
+                outs = traced_with_backward(trace, inner, ins, ran)
+                if has_numbers:
+                    _require_stored_in_forward(ran, trace.written())
+                return ran, outs
         except BaseException:
             watch.forget()
             raise
@@ -147,6 +154,15 @@ def _require_same_reads(dry: Sequence[Read], recorded: Sequence[Read]) -> None:
     for before, now in zip(dry, recorded, strict=False):
         if before.where != now.where:
             raise GraphError(f"Python reads a value at {now.where}, where the dry run has read one at {before.where}")
+
+
+def _require_stored_in_forward(ran: Ran, written: Written) -> None:
+    """Backward has stored no number that is another in other calls: it may be equal to what was there today, so that
+    the dry run has taken nothing for a write."""
+    now = written.numbers
+    for slot in now.keys() | ran.stored.keys():
+        if now.get(slot) is not ran.stored.get(slot):
+            raise NotSymbolicError(f"backward stores a number into {slot}")
 
 
 def _checked_inside(trace: Trace, guards: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:

@@ -23,7 +23,7 @@ from .builtin_methods import call, call_text, overridden
 from .new_values import Names, New
 from .output import Log, Print
 from .places import MISSING, Constant, Place
-from .values import copied
+from .values import copied, keys_of
 from .warned import Warn
 
 
@@ -182,6 +182,14 @@ def _reorder(container: dict[Any, Any], items: Mapping[Any, Any]) -> None:
     for key, value in items.items():
         call(container, "pop", key, None)
         call(container, "__setitem__", key, value)
+
+
+def put_in_order(container: dict[Any, Any], before: Mapping[Any, Any]) -> None:
+    """Give a dict the order it had; it is never without what other threads may read of it."""
+    keys = keys_of(container)
+    if len(keys) == len(before) and any(a is not b for a, b in zip(keys, before, strict=True)):  # keys may be tensors
+        for key in before:
+            call(container, "__setitem__", key, call(container, "pop", key))
 
 
 FILLED = dict, list, collections.deque

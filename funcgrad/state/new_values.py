@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from typing import Any
 
 import numpy as np
-from attrs import define, frozen
+from attrs import define, evolve, frozen
 from torch import SymFloat, SymInt
 
 from ..printed_trees import print_unflatten
@@ -22,7 +22,7 @@ from ..slots import Stored
 from ..trees import Leaf, Tree, at_indices, index_paths, maker_of
 from .names import attributes_of, slots_of
 from .places import Constant
-from .values import is_plain
+from .values import is_plain, plain_key
 
 Names = MutableMapping[Any, str]
 """The variables of a printed call that hold the values of slots, and the objects that it makes."""
@@ -207,3 +207,11 @@ def is_copied(value: Any, is_kept: Callable[[Any], bool]) -> bool:
     return type(value) in (array.array, bytearray) or (
         type(value) in (set, collections.deque) and all(map(is_kept, value))
     )
+
+
+def with_plain_keys(tree: Tree) -> Tree:
+    """A structure in which no symbol is a key."""
+    if isinstance(tree, Leaf):
+        return tree
+    children = tuple(map(with_plain_keys, tree.children))
+    return evolve(tree, context=plain_key(tree.context), children=children)

@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from attrs import evolve
 from torch import Tensor
 
 from .. import refusals
@@ -31,16 +30,15 @@ from ..errors import ContainerError
 from ..slots import Stored
 from ..subclasses import is_traced
 from ..torch_private.tensors import is_transform_wrapper, unwrap_transform
-from ..trees import LEAF, Leaf, Tree, flatten
+from ..trees import LEAF, flatten
 from .buffers import added, held_by, is_buffer
-from .builtin_methods import call
 from .caches import keeps_traced
 from .code import Mentions
-from .effects import Count, Effect, Grow, Refill, Store, refill
+from .effects import Count, Effect, Grow, Refill, Store, put_in_order, refill
 from .guards import Guard, Met, members_said
 from .hooks import can_be_hooked
 from .names import found_on, is_hook_of_module, item_name, joined, steps_of
-from .new_values import CALLED, New, NewObject, attributes_made, is_copied, is_lasting, is_new
+from .new_values import CALLED, New, NewObject, attributes_made, is_copied, is_lasting, is_new, with_plain_keys
 from .output import Log, Print, Printed, effects_of
 from .places import MISSING, Place
 from .receivers import too_late
@@ -134,6 +132,12 @@ class Written:
         if not same(before, now):
             self._place(setting.place, before, now)
 
+    @property
+    def numbers(self) -> dict[Stored, torch.SymInt | torch.SymFloat]:
+        """The stores of what is another number in other calls."""
+        stored = {**self.stores, **self.plain}
+        return {slot: v for slot, v in stored.items() if isinstance(v, (torch.SymInt, torch.SymFloat))}
+
     def container_made(self, value: Any) -> NewObject | None:
         """A list or a dict that the run made and stored, as what is made anew on each call; None for any other."""
         _, made = self._made.get(id(value), (None, None))
@@ -191,7 +195,7 @@ class Written:
         if isinstance(container, dict):
             keys = keys_of(container)
             names = [*dict.fromkeys([*before, *keys])]
-            self._back.append(lambda: _in_order(container, before))
+            self._back.append(lambda: put_in_order(container, before))
             for key in names:
                 if isinstance(met.of, torch.nn.RNNBase) and key in _OF_RNN:
                     self._back.append(lambda key=key: container.__setitem__(key, before[key]))  # type: ignore[misc]
@@ -264,9 +268,7 @@ class Written:
             return
         self._back.append(lambda: refill(container, before))
         self._watch.written.add(id(container))
-        counts = [
-            self._counted(Place("item", container, i, item_name(met.name, i)), before[i], container[i]) for i in changed
-        ]
+        counts = [self._counted(_item(met, i), before[i], container[i]) for i in changed]
         if len(container) == n and all(counts):
             self._count(*counts)
             return
@@ -288,7 +290,7 @@ class Written:
     def _changed(self, met: Met, now: Sequence[Any]) -> list[int]:
         """Which items of a list or a deque are no longer what they were."""
         pairs = enumerate(zip(met.before, now, strict=False))
-        return [i for i, (had, own) in pairs if not self._same(Place("item", met.container, i, "").identity, had, own)]
+        return [i for i, (had, own) in pairs if not self._same(_item(met, i), had, own)]
 
     def _counted(self, place: Place, start: Any, now: Any, otherwise: Any = MISSING) -> Count | None:
         """The effect, if a number is only ever increased by one constant."""
@@ -309,7 +311,7 @@ class Written:
         self.counted.update(count.place.identity for count in counts if count is not None)
 
     def _place(self, place: Place, before: Any, now: Any, of: Any = None) -> None:
-        unchanged = self._same(place.identity, before, now)
+        unchanged = self._same(place, before, now)
         if not (unchanged and (now is before or place.identity in self._watch.stand_ins)):
             self._back.append(lambda: place.write(before))
         if unchanged:
@@ -363,14 +365,17 @@ class Written:
 
     # ── what is stored ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def _same(self, identity: Any, before: Any, now: Any) -> bool:
+    def _same(self, place: Place, before: Any, now: Any) -> bool:
         """Whether a place holds what it held: of a number that is an input, what stands for it there, as other
-        values may be equal now. A weak reference to what the run made, and nobody keeps, is none."""
+        values may be equal now; never of one that is another in other calls. A weak reference to what the run made,
+        and nobody keeps, is none."""
+        if place.name in self._varying:
+            return False
         was_none = before is None or before is MISSING or isinstance(before, weakref.ReferenceType)
         if isinstance(now, weakref.ReferenceType) and was_none and now is not before:
             return not (self._watch.knows(now()) or self._tells_input(now))
-        if identity in self._watch.stand_ins:
-            return any(now is stand_in for stand_in in self._watch.stand_ins[identity])
+        if place.identity in self._watch.stand_ins:
+            return any(now is stand_in for stand_in in self._watch.stand_ins[place.identity])
         return now is before or (isinstance(now, Tensor) and self._known(now) is before)
 
     def _new(self, value: Any, name: str) -> New | None:
@@ -412,7 +417,7 @@ class Written:
                 of_input = "what tells which tensor it was given" if self._tells_input(leaf) else None
                 self._refused.append((path, of_input or f"a new {type(leaf).__name__}"))
                 return None
-        return New(_with_plain_keys(tree), tuple(found))
+        return New(with_plain_keys(tree), tuple(found))
 
     def _slot(self, path: str) -> Stored:
         """A slot of its own: two keys of a dict, and two objects, may read alike."""
@@ -508,17 +513,6 @@ class Written:
         return value is None or self._is_kept(value)
 
 
-def _with_plain_keys(tree: Tree) -> Tree:
-    """A structure in which no symbol is a key."""
-    if isinstance(tree, Leaf):
-        return tree
-    children = tuple(map(_with_plain_keys, tree.children))
-    return evolve(tree, context=plain_key(tree.context), children=children)
-
-
-def _in_order(container: dict[Any, Any], before: Mapping[Any, Any]) -> None:
-    """Give a dict the order it had; it is never without what other threads may read of it."""
-    keys = keys_of(container)
-    if len(keys) == len(before) and any(a is not b for a, b in zip(keys, before, strict=True)):  # keys may be tensors
-        for key in before:
-            call(container, "__setitem__", key, call(container, "pop", key))
+def _item(met: Met, i: int) -> Place:
+    """Where a list, or a deque, holds one of its items."""
+    return Place("item", met.container, i, item_name(met.name, i))

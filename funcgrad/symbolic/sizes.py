@@ -17,7 +17,14 @@ from typing import Any
 from attrs import define, field
 from torch import SymInt
 
-from ..torch_private.symbols import expression, guard_expressions, python_text, replaced_symbols, shape_environment
+from ..torch_private.symbols import (
+    expression,
+    fixed_symbols,
+    guard_expressions,
+    python_text,
+    replaced_symbols,
+    shape_environment,
+)
 from .polynomials import LEAST, Atom, Terms, added, bounds, divided, multiplied, written
 
 PREFIX = "size_"
@@ -141,7 +148,10 @@ class Sizes:
         own = set(self.symbols)
         asked = guard_expressions(self._environment) if self._environment is not None else ()
         torchs = dict.fromkeys(python_text(e) for e in asked if not own.isdisjoint(map(str, e.free_symbols)))
-        return [*torchs, *(a.condition for a in self._atoms.values() if a.symbol), *self._guards]
+        # what is computed before the other one is read, which is equal, takes a symbol for its number, too
+        fixed = fixed_symbols(self._environment) if self._reads and asked else {}
+        numbers = {f"{symbol} == {n}": None for symbol, n in fixed.items() if symbol in self._reads}
+        return [*(torchs | numbers), *(a.condition for a in self._atoms.values() if a.symbol), *self._guards]
 
     def close(self) -> None:
         """The program is done: what is asked from now on, where it is looked at, is no guard of it."""

@@ -159,6 +159,13 @@ def replaced_symbols(environment: Any) -> dict[str, str]:
     return {str(symbol): str(other) for symbol, other in found.items() if other.is_Symbol}
 
 
+def fixed_symbols(environment: Any) -> dict[str, int]:
+    """The symbols in whose place PyTorch has put numbers, as each one's only value: be it that two symbols are equal,
+    and one of them is a number."""
+    found = {symbol: environment.replace(symbol) for symbol in environment.replacements}
+    return {str(symbol): int(number) for symbol, number in found.items() if number.is_Integer}
+
+
 def is_size(value: Any) -> bool:
     """Whether a value is a symbolic size of PyTorch's; funcgrad's own symbolic ints have nodes of their own."""
     return isinstance(value, torch.SymInt) and isinstance(value.node, SymNode)
