@@ -102,6 +102,8 @@ class Found:
         """Numbers that are inputs, and where they live."""
         self._tuples: dict[Any, tuple[Place, Any]] = {}
         """Tuples in which something stands for a number, and where they live."""
+        self.tuples_put: dict[Any, list[Any]] = {}
+        """By the identity of a place of such a tuple, those that one of the runs began with."""
         self.stand_ins: dict[Any, list[Any]] = {}
         """By the identity of such a place, what stood there for the number, in one of the runs."""
         self.stood_in: dict[int, tuple[Any, Any]] = {}

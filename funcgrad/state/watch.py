@@ -149,6 +149,11 @@ class Watch(Running):
             if isinstance(stand_in, (SymInt, SymFloat)):  # a plain one may stand anywhere else
                 self.stood_in[id(stand_in)] = stand_in, number
             place.write(stand_in)
+        for place, _ in numbers:
+            while isinstance(place.owner, Place):
+                place = place.owner
+                for at in {place.identity, place.location}:
+                    self.tuples_put.setdefault(at, []).append(place.read())
         return put
 
     def held_before(self, place: Place, stand_in: Any, was: Any) -> None:

@@ -376,6 +376,8 @@ class Written:
             return not (self._watch.knows(now()) or self._tells_input(now))
         if place.identity in self._watch.stand_ins:
             return any(now is stand_in for stand_in in self._watch.stand_ins[place.identity])
+        if any(now is put for put in self._watch.tuples_put.get(place.identity, ())):
+            return True
         return now is before or (isinstance(now, Tensor) and self._known(now) is before)
 
     def _new(self, value: Any, name: str) -> New | None:
