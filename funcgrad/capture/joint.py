@@ -33,7 +33,6 @@ from ..slots import Final, Signature, Slot
 from ..state.conversions import converting_symbols, measuring_symbols
 from ..state.new_values import NewObject
 from ..state.watch import Watch
-from ..state.written import Written
 from ..symbolic.torch_sizes import shape_of, strides_of
 from ..tags import Tag, tag
 from ..torch_private.symbols import expression
@@ -88,12 +87,7 @@ def capture(
                 # a gradient enables grad mode itself, and is off outside; jit is traced in the caller's grad mode
                 with torch.set_grad_enabled(grad and inner.splits), trace.lifter:
                     ran = inner.run(*ins)
-                if not with_backward:
-                    return ran, _forward(trace, ran)
-                outs = traced_with_backward(trace, inner, ins, ran)
-                if has_numbers:
-                    _require_stored_in_forward(ran, trace.written())
-                return ran, outs
+                return ran, (_with_backward(trace, inner, ins, ran) if with_backward else _forward(trace, ran))
         except BaseException:
             watch.forget()
             raise
@@ -156,13 +150,15 @@ def _require_same_reads(dry: Sequence[Read], recorded: Sequence[Read]) -> None:
             raise GraphError(f"Python reads a value at {now.where}, where the dry run has read one at {before.where}")
 
 
-def _require_stored_in_forward(ran: Ran, written: Written) -> None:
-    """Backward has stored no number that is another in other calls: it may be equal to what was there today, so that
-    the dry run has taken nothing for a write."""
-    now = written.numbers
+def _with_backward(trace: Trace, inner: Inner, ins: Sequence[Any], ran: Ran) -> dict[Slot, Any]:
+    """The outputs of a program whose passes run apart. No number that is another in other calls is stored in backward:
+    it may be equal to what was there today, so that the dry run has taken nothing for a write."""
+    outs = traced_with_backward(trace, inner, ins, ran)
+    now = trace.written().numbers if trace.symbols else {}
     for slot in now.keys() | ran.stored.keys():
         if now.get(slot) is not ran.stored.get(slot):
             raise NotSymbolicError(f"backward stores a number into {slot}")
+    return outs
 
 
 def _checked_inside(trace: Trace, guards: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:

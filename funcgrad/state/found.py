@@ -101,9 +101,8 @@ class Found:
         self.numbers: dict[Any, tuple[Place, Any]] = {}
         """Numbers that are inputs, and where they live."""
         self._tuples: dict[Any, tuple[Place, Any]] = {}
-        """Tuples in which something stands for a number, and where they live."""
         self.tuples_put: dict[Any, list[Any]] = {}
-        """By the identity of a place of such a tuple, those that one of the runs began with."""
+        """Where tuples live that hold such numbers; by the identity of the place, those that stood there in a run."""
         self.stand_ins: dict[Any, list[Any]] = {}
         """By the identity of such a place, what stood there for the number, in one of the runs."""
         self.stood_in: dict[int, tuple[Any, Any]] = {}
@@ -162,6 +161,7 @@ class Found:
             self._codes,
             self._functions,
             self.numbers,
+            self.tuples_put,
             self.stand_ins,
             self.stood_in,
             self.unwatched,
