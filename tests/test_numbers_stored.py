@@ -21,6 +21,10 @@ HOST = Host()
 NUMBER = 0
 
 
+def default(n=0):
+    return n
+
+
 def attribute(x):
     HOST.n = int(HOST.seen)
 
@@ -65,6 +69,10 @@ def global_variable(x):
     NUMBER = int(HOST.seen)
 
 
+def defaults(x):
+    default.__defaults__ = (int(HOST.seen),)
+
+
 def size(x):
     HOST.n = x.shape[-1] - 3
 
@@ -100,7 +108,7 @@ class ReadBefore(torch.autograd.Function):
 
 STORES = [
     attribute, attribute_and_another_effect, past_the_hook, item, item_after_a_method, item_anew, slice_of_items, key,
-    within_a_tuple, global_variable, size, size_as_an_item,
+    within_a_tuple, global_variable, defaults, size, size_as_an_item,
 ]  # fmt: skip
 STEPS = [((2, 3), 0), ((3,), 0), ((3,), 3), ((2, 5), 4), ((2, 3), 0), ((2, 7), 0), ((2, 3), -1)]
 """The shape of the argument, and what the buffer holds."""
@@ -109,13 +117,13 @@ STEPS = [((2, 3), 0), ((3,), 0), ((3,), 3), ((2, 5), 4), ((2, 3), 0), ((2, 7), 0
 def _stored(call, with_backward=False):
     """What is stored after each call."""
     global HOST, NUMBER
-    HOST, NUMBER, found = Host(), 0, []
+    HOST, NUMBER, default.__defaults__, found = Host(), 0, (0,), []
     for shape, seen in STEPS:
         HOST.seen.fill_(seen)
         result = call(torch.ones(shape, requires_grad=with_backward))
         if with_backward:
             result.backward()
-        found.append(copy.deepcopy((HOST.n, HOST.calls, HOST.log, HOST.d, HOST.pair, NUMBER)))
+        found.append(copy.deepcopy((HOST.n, HOST.calls, HOST.log, HOST.d, HOST.pair, NUMBER, default())))
     return found
 
 

@@ -110,8 +110,7 @@ class Found:
         self._looked_into: set[tuple[int, frozenset[str], bool]] = set()
         """Modules, each with the names that were looked for; modules mention each other in circles."""
         self.caches: list[Cache] = []
-        self.asks_caches = False
-        """Whether one of them was asked in the run."""
+        self.asks_caches = False  # whether one of them was asked in the run
         self.heard: dict[str, list[str]] = {}
         """The lines from which attributes were read, by what a reader calls these."""
         self.variables = dict(os.environ)

@@ -34,7 +34,7 @@ from .places import MISSING, Place
 from .reached import C_FUNCTIONS, Reached
 from .renamed import original
 from .settings import Setting, flag_of, keeps_flags, names_of_flags, settings_of
-from .values import holds_tensors
+from .values import holds_symbols, holds_tensors
 
 _OF_PYTHON = frozenset(vars(builtins))
 _STREAMS = {"stdin", "stdout", "stderr"}
@@ -225,8 +225,12 @@ class Mentioned(Reached):
             for i, (name, value) in enumerate(zip(names, defaults, strict=True)):
                 self._value(Place("default", function, i, name), value)
             return
-        if own:
-            self._guard(Guard.of(Place("slot", function, "__defaults__", f"defaults of {function.__name__}"), defaults))
+        place = Place("slot", function, "__defaults__", f"defaults of {function.__name__}")
+        if own and holds_symbols(defaults):
+            self.slots.setdefault((id(function), "__defaults__"), (place, defaults))
+            self._structure(place, defaults)
+        elif own:
+            self._guard(Guard.of(place, defaults))
         for name, value in zip(names, defaults, strict=True):
             self.see(value, name)
 

@@ -119,7 +119,8 @@ class Written:
         for kind, had in watch.classes.items():
             self._class(kind, had)
         for guard in watch.guards:
-            if guard.place.kind == "type" or (guard.place.kind == "slot" and guard.place.key in _MADE_OF):
+            is_made_of = guard.place.kind == "slot" and guard.place.key in _MADE_OF and guard.how != "shape"
+            if guard.place.kind == "type" or is_made_of:
                 self._made_of(guard)
         self._environment()
         for setting, before in watch.settings.items():
@@ -369,7 +370,7 @@ class Written:
         """Whether a place holds what it held: of a number that is an input, what stands for it there, as other
         values may be equal now; never of one that is another in other calls. A weak reference to what the run made,
         and nobody keeps, is none."""
-        if place.name in self._varying:
+        if str(Stored(place.name)) in self._varying:
             return False
         was_none = before is None or before is MISSING or isinstance(before, weakref.ReferenceType)
         if isinstance(now, weakref.ReferenceType) and was_none and now is not before:

@@ -155,15 +155,17 @@ def known_contiguous(shape: Sequence[Any], stride: Sequence[Any]) -> bool:
 
 def replaced_symbols(environment: Any) -> dict[str, str]:
     """The symbols in whose place PyTorch has put others, which are equal: each with what stands for it now."""
-    found = {symbol: environment.replace(symbol) for symbol in environment.replacements}
-    return {str(symbol): str(other) for symbol, other in found.items() if other.is_Symbol}
+    return {str(symbol): str(other) for symbol, other in _replaced(environment) if other.is_Symbol}
 
 
 def fixed_symbols(environment: Any) -> dict[str, int]:
     """The symbols in whose place PyTorch has put numbers, as each one's only value: be it that two symbols are equal,
     and one of them is a number."""
-    found = {symbol: environment.replace(symbol) for symbol in environment.replacements}
-    return {str(symbol): int(number) for symbol, number in found.items() if number.is_Integer}
+    return {str(symbol): int(number) for symbol, number in _replaced(environment) if number.is_Integer}
+
+
+def _replaced(environment: Any) -> Iterator[tuple[Any, Any]]:
+    return ((symbol, environment.replace(symbol)) for symbol in environment.replacements)
 
 
 def is_size(value: Any) -> bool:
