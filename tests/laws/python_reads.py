@@ -208,6 +208,21 @@ _SHOWN = (
 )  # fmt: skip
 """What is printed, and logged, and what else is done with texts."""
 
+_STORES = (
+    "@.n = #", "@.n = #", "object.__setattr__(@, 'n', #)", "@.__dict__.update(n=#)", "@.log[0] = #",
+    "@.log[:] = [#, 1]", "@.log.insert(0, @.log.pop() * 0 + #)", "@.d['k'] = #", "@.d.update(k=#)", "@.pair = (#, 1)",
+    "type(@).limit = #", "@.inner.n = #", "@.n, @.m = #, @.n", "if @.n != #:\n    @.n = #", "@.n = max(@.n, #)",
+    "@.n += #", "@.n = # if (y > 0.037).any() else @.m", "default$.__defaults__ = (#,)",
+    "def keep(g):\n    @.n = #\nif y.requires_grad:\n    y.register_hook(keep)", "@.m = @.n\n@.n = #",
+    "try:\n    @.n = #\nfinally:\n    @.d['k'] = @.n", "@.inner = types.SimpleNamespace(n=#)",
+)  # fmt: skip
+_STORED = (
+    "int(@.seen)", "@.seen.item()", "round(@.seen.item())", "y.numel()", "y.shape[0]", "x.shape[-1] - 3", "len(x)",
+    "(y > 0.037).sum().item()", "int((x > 0.037).sum())", "y.detach().argmax().item()",
+    "x[x > 0.037].numel()", "(y > 0.037).nonzero().shape[0] - 1",
+)  # fmt: skip
+"""Numbers that are others in other calls, and where they are stored: an equal one may lie there."""
+
 READS = (
     Kind("branch", "x", "", reads=_asking(CONDITION_USES), changes=_INPUTS, weight=3),
     Kind("number", "x", "", numbers=_NUMBERS, changes=_INPUTS, weight=2),
@@ -275,6 +290,24 @@ stats$ = Stats$()
         "@.last = None",
             "@.log.clear()", "@.best.neg_()", "@.seen = torch.tensor(1)", "@ = Stats$()", "@.double()", *_INPUTS[:6]),
         weight=3,
+    ),
+    Kind(
+        "number that is stored", "kept$",
+        """
+class Kept$:
+    limit = 0
+    def __init__(self):
+        self.n, self.m, self.log, self.d, self.pair, self.seen = 0, 3, [0, 1], {'k': 0}, (0, 1), torch.zeros(())
+        self.inner = types.SimpleNamespace(n=0)
+def default$(n=0): return n
+kept$ = Kept$()
+""",
+        numbers=("@.n", "@.m", "@.log[0]", "@.d['k']", "@.pair[0]", "type(@).limit", "@.inner.n", "default$()"),
+        writes=tuple(store.replace("#", number) for store in _STORES for number in _STORED),
+        changes=("@.seen.add_(3)", "@.seen.sub_(1)", "@.seen.zero_()", "@.n = 0", "@.n, @.m = @.m, @.n",
+            "@.log[0] = 3", "@.d['k'] = 0", "@.pair = (3, 1)", "type(@).limit = 3", "default$.__defaults__ = (3,)",
+            *_INPUTS),
+        weight=2,
     ),
     Kind(
         "list of numbers in tensors", "marks$", "marks$ = [torch.tensor(1.0), torch.tensor(2.0), torch.tensor(-1.0)]",
