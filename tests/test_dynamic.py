@@ -527,3 +527,29 @@ def test_a_captured_tensor_named_like_an_argument_has_known_sizes():
     for n in (2, 3, 4):
         f.__closure__[0].cell_contents = torch.ones(n)
         torch.testing.assert_close(compiled(torch.ones(n)), f(torch.ones(n)) + 1)
+
+
+@pytest.mark.parametrize("backend", ["c", "aten"])
+def test_a_size_that_backward_knows_as_a_part_of_a_sum_is_a_symbol(backend):
+    """Of a cache that grows by what each call brings, backward reads what it is with that alone."""
+    weight = torch.eye(3).requires_grad_()
+
+    def run(make):
+        kept, found = torch.zeros(2, 2, 3), []
+
+        def f(x):
+            nonlocal kept
+            y = x @ weight
+            kept = torch.cat([kept, y.detach()], 1)
+            return (y @ kept.mT).softmax(-1) @ kept
+
+        compiled = make(f)
+        for i, n in enumerate((3, 5, 4, 7, 3, 6, 9)):
+            y = compiled(torch.full((2, n, 3), 1 / (i + 1)))
+            found += [y.detach(), *torch.autograd.grad(y.square().sum(), weight)]
+        return found, compiled
+
+    expected, _ = run(lambda f: f)
+    found, compiled = run(lambda f: fg.jit(f, backend=backend))
+    torch.testing.assert_close(found, expected)
+    assert compiled.cache_info().misses <= 4

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from funcgrad.symbolic.polynomials import unknowns
 from funcgrad.symbolic.sizes import Size, Sizes, hint
 
 _SIZES = st.integers(2, 40)
@@ -118,3 +119,29 @@ def test_equal_polynomials_are_one_object_and_a_quotient_follows_what_is_learnt_
     assert (n // 8).hint == 0 and str(n // 8) == "(size_n / 8)"
     assert n < 8
     assert n // 8 == 0 and isinstance(n // 8, int) and n % 8 is n
+
+
+_MONOMIALS = st.dictionaries(
+    st.lists(st.sampled_from("abcd"), max_size=2, unique=True).map(lambda names: tuple(sorted(names))),
+    st.integers(-3, 3).filter(bool),
+    max_size=3,
+).filter(lambda terms: any(terms))
+
+
+@given(st.lists(_MONOMIALS, max_size=5), st.fixed_dictionaries({name: _SIZES for name in "abcd"}))
+def test_what_symbols_are_follows_from_what_polynomials_are(found: list[dict[Any, int]], sizes: dict[str, int]) -> None:
+    values = {
+        f"v{i}": sum(by * math.prod(sizes[n] for n in names) for names, by in p.items()) for i, p in enumerate(found)
+    }
+    known = unknowns(list(zip(found, values, strict=True)))
+    assert {name: eval(text, {}, dict(values)) for name, text in known.items()} == {name: sizes[name] for name in known}
+
+
+def test_a_symbol_is_known_by_a_sum_of_which_the_rest_is_known() -> None:
+    values = [({("a",): 1}, "x"), ({("a",): 2, ("b",): 1, (): 3}, "y"), ({("a", "b"): -1, ("b", "c"): 2}, "z")]
+    assert unknowns(values) == {
+        "a": "x",
+        "b": "(y - 3 - x * 2)",
+        "c": "((z - x * (y - 3 - x * 2) * -1) // ((y - 3 - x * 2) * 2))",
+    }
+    assert unknowns([({("a",): 1, ("b",): 1}, "x")]) == {}

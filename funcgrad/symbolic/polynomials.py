@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from attrs import define
 
@@ -69,8 +69,8 @@ def divided(of: Terms, by: Terms) -> tuple[Terms, Terms]:
 
 
 def unknowns(values: Iterable[tuple[Terms, str]]) -> dict[str, str]:
-    """What symbols are, as Python, where polynomials have these values: those that are the only unknown of one of a
-    single term."""
+    """What symbols are, as Python, where polynomials have these values: each that is the only unknown of one, in a
+    single term of it."""
     pending = [
         ({names: by for names, by in terms.items() if names}, terms.get((), 0), value) for terms, value in values
     ]
@@ -79,14 +79,20 @@ def unknowns(values: Iterable[tuple[Terms, str]]) -> dict[str, str]:
     while progress:
         progress = False
         for rest, constant, value in pending:
-            (names, by), *others = rest.items()
+            (names, by), *others = sorted(rest.items(), key=lambda term: known.keys() >= set(term[0]))
             unknown = [name for name in names if name not in known]
-            if not others and len(unknown) == 1:
-                by_these = [*(known[name] for name in names if name in known), *([str(by)] if by != 1 else [])]
-                text = f"({value} - {constant})" if constant else value
-                known[unknown[0]] = f"({text} // ({' * '.join(by_these)}))" if by_these else text
+            if len(unknown) == 1 and all(known.keys() >= set(own) for own, _ in others):
+                less = [*([str(constant)] if constant else []), *(_product(own, n, known) for own, n in others)]
+                text = f"({' - '.join([value, *less])})" if less else value
+                by_these = _product([name for name in names if name in known], by, known)
+                known[unknown[0]] = f"({text} // ({by_these}))" if by_these else text
                 progress = True
     return known
+
+
+def _product(names: Iterable[str], by: int, known: Mapping[str, str]) -> str:
+    """A product of symbols that are known and of a number, as Python; nothing where that is one of none."""
+    return " * ".join([*(known[name] for name in names), *([str(by)] if by != 1 else [])])
 
 
 def greatest(factors: Iterable[float]) -> float:
