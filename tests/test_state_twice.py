@@ -633,3 +633,76 @@ def test_numbers_of_python_state_that_are_stored_in_a_function_that_runs_again(a
         return found
 
     torch.testing.assert_close(made(lambda f: fg.jit(f, backend="aten")), made(lambda f: f))
+
+
+def _shortened() -> dict[str, Any]:
+    one, two, three, *others = map(torch.tensor, (1.5, 2.0, -1.0, 0.5, 3.0, 2.5, -0.5, 1.0, 4.0, 0.7, 1.2, 1.7))
+    return {
+        "list": [one, two, three],
+        "deque": collections.deque(others[:3]),
+        "dict": dict(zip("ab", others[3:], strict=False)),
+        "ordered": collections.OrderedDict(zip("ab", others[5:], strict=False)),
+        "nested": [others[7:], [torch.tensor(3.0)]],
+    }
+
+
+def _remove(held):
+    held["list"].remove(held["list"][1])
+    return held["list"][-1]
+
+
+def _take_out(held):
+    del held["dict"]["b"]
+    return held["dict"]["a"]
+
+
+def _empty(held):
+    total = sum(held["list"])
+    held["list"].clear()
+    return total
+
+
+def _look_first(held):
+    if held["list"][-1] > 0:
+        return held["list"].pop()
+    return held["list"].pop(0) * held["list"][0]
+
+
+SHORTENED: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "pop what is not used": lambda held: (held["list"].pop(), 2.0)[1],
+    "pop": lambda held: held["list"].pop(),
+    "pop the first": lambda held: held["list"].pop(0) * held["list"][0],
+    "remove": _remove,
+    "clear": _empty,
+    "popleft": lambda held: held["deque"].popleft(),
+    "pop of a deque": lambda held: held["deque"].pop() * held["deque"][0],
+    "pop of a dict": lambda held: held["dict"].pop("a") * held["dict"]["b"],
+    "del of a dict": _take_out,
+    "popitem": lambda held: held["ordered"].popitem()[1],
+    "within a list": lambda held: held["nested"][0].pop(),
+    "read before": _look_first,
+}
+_HIGHER = {
+    "grad": torch.func.grad,
+    "grad of grad": lambda f: torch.func.grad(lambda x: torch.func.grad(f)(x).sum()),
+    "jvp": lambda f: lambda x: torch.func.jvp(f, (x,), (torch.ones_like(x),)),
+    "hessian": torch.func.hessian,
+}
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("transform", _HIGHER)
+@pytest.mark.parametrize("take", SHORTENED)
+def test_a_function_that_takes_tensors_out_of_a_container_has_higher_derivatives(take, transform, requires_grad):
+    """The function runs again for them, when the container is shorter than it was."""
+
+    def seen(make):
+        held = _shortened()
+        f = _HIGHER[transform](make(lambda x: (x * SHORTENED[take](held)).sin().sum()))
+        again = () if take in ("clear", "pop of a dict", "del of a dict") else (X * 2,)
+        found = [f(x) for x in (X.clone().requires_grad_(requires_grad), *again)]
+        return found, held
+
+    (found, held), (expected, held_then) = seen(lambda f: fg.jit(f, backend="aten")), seen(lambda f: f)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(held, held_then)

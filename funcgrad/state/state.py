@@ -299,15 +299,16 @@ def holding(guards: Sequence[Guard]) -> Iterator[list[tuple[Guard, str]]]:
             undo()
 
 
-def _cut(container: Any, kind: Any, keys: Any) -> Any:
-    """What a container held when it had fewer items, which are numbers that the program is given; ``MISSING`` where
-    it has lost some."""
+def _of_shape(container: Any, kind: Any, keys: Any) -> Any:
+    """What a container held when it had as many items: numbers and tensors that the program is given, in their places.
+    For those that it has lost any other tensors will do."""
     if not isinstance(container, kind):
         return MISSING
-    if kind is list and len(container) >= keys:
-        return container[:keys]
-    if issubclass(kind, dict) and all(key in container for key in keys):
-        return {key: container[key] for key in keys}
+    with without_modes(), without_function_modes():
+        if kind in (list, deque):
+            return list(container)[:keys] if len(container) >= keys else [torch.empty(0) for _ in range(keys)]
+        if issubclass(kind, dict):
+            return {key: container[key] if key in container else torch.empty(0) for key in keys}
     return MISSING
 
 
@@ -318,7 +319,7 @@ _OF_NO_VALUE = ("present", "one", "apart", "shape")
 def _put_back(guard: Guard) -> Any:
     place, now, before = guard.place, guard.place.read(), MISSING
     if (place.kind == "itself" or guard.how == "shape") and isinstance(now, (dict, list, set, deque)):
-        before = _cut(now, *guard.value) if guard.how == "shape" else guard.value
+        before = _of_shape(now, *guard.value) if guard.how == "shape" else guard.value
     is_array = guard.how == "array" and now.flags.writeable and now.shape == guard.value.shape
     if is_array or (guard.how == "buffer" and guard.value and held_by(now)):
         before = guard.value
