@@ -344,3 +344,19 @@ def test_numpys_numbers_are_arguments_by_their_type_and_value(f):
         for s in (*NUMPYS, *NUMPYS):
             torch.testing.assert_close(c(x, s), f(x, s), equal_nan=True)
     assert c.cache_info().misses == len(NUMPYS)
+
+
+@pytest.mark.parametrize("order", [0, 1, 2, 3])
+@pytest.mark.parametrize("power", [lambda x, p: x**p, lambda x, p: torch.pow(x, p).cos(), lambda x, p: abs(p) ** x])
+def test_derivatives_of_a_power_at_zero_are_those_of_its_number(power, order):
+    """A derivative that vanishes does so whatever is multiplied with it, and in the next derivative."""
+
+    def f(x, p):
+        return power(x, p).sin().sum()
+
+    for _ in range(order):
+        f = (lambda f: torch.func.grad(lambda x, p: f(x, p).sum()))(f)
+    compiled = fg.jit(f, backend="aten")
+    for p in (1.5, 2.5, 0.0, 1.0, 2.0, 3.0, 4.0, 2.25, -1.0, 0.5, 1.0, 0.0):
+        for x in (torch.tensor([0.5, 0.3, 1.2]), torch.tensor([0.0, 0.3, 0.0])):
+            torch.testing.assert_close(compiled(x, p), f(x, p), equal_nan=True, rtol=1e-4, atol=1e-4)

@@ -35,6 +35,19 @@ SCRIPTS = {
     "call(); call()"),
     "an unknown keyword": ("w = torch.zeros(())\ndef f(x):\n    w.add_(1)\n    return torch.ones_like(x, none=1)",
     "call(); call()"),
+    "infinity is no whole number": (
+        "n = 0\ninf = torch.tensor(float('inf'))\ndef f(x):\n    global n\n    n += 1\n    return x * int(inf)",
+        "call(); call()",
+    ),
+    "nan is no whole number": (
+        "n = 0\nd = {'v': torch.tensor(2.0)}\ndef f(x):\n    d['calls'] = d.get('calls', 0) + 1\n"
+        "    return x * int(d['v'])",
+        "call(); d['v'].fill_(3); call(); d['v'].fill_(float('nan')); call(); d['v'].fill_(1)",
+    ),
+    "a complex number is no whole number": (
+        "w = torch.zeros(())\nz = torch.tensor(2 + 1j)\ndef f(x):\n    w.add_(1)\n    return x * int(z)",
+        "call(); call(); z.fill_(3); call()",
+    ),
     "an index that was read": ("w = torch.zeros(())\ndef f(x):\n    w.add_(1)\n    return x * x[int((x > 0).sum()) + "
                                "1]", "call(); call()"),
 }  # fmt: skip

@@ -25,7 +25,7 @@ from .memory import overlaps_itself
 from .quasirandom import SOBOL_SEQUENCES
 from .running_statistics import RUNNING
 from .source_location import is_called_by
-from .traced_sizes import seen
+from .traced_sizes import whole_part
 
 _CALLS = {
     "wrap",
@@ -216,9 +216,7 @@ REWRITES: dict[Any, Callable[..., Any]] = {
     torch.nn.functional.dropout: _dropout,
     torch.nn.functional.dropout1d: _of_a_batch(torch.nn.functional.dropout1d, 2),
     torch.nn.functional.dropout3d: _of_a_batch(torch.nn.functional.dropout3d, 4),
-    Tensor.__int__: lambda tensor: int(
-        seen(tensor.item())
-    ),  # of a number that is a symbol: all that have this whole part, and not it alone
+    Tensor.__int__: whole_part,
 }
 """Functions called in another way while tracing, with the same meaning."""
 

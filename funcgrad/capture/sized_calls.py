@@ -14,6 +14,7 @@ from torch import SymFloat, SymInt, Tensor
 from torch.nn import functional
 
 from ..torch_private.symbols import is_size
+from .floats import fixed
 
 _NUMBERS = SymInt, SymFloat, int, float
 _OPTIONS = {"dtype", "device", "requires_grad"}
@@ -166,11 +167,19 @@ def _has_history(*tensors: Any) -> bool:
     )
 
 
+_OF_A_VANISHING_DERIVATIVE = 0, 1, 2, 3
+"""Numbers of which PyTorch knows that a derivative of the power vanishes, one to four times differentiated; of a tensor
+it masks the first that does, of which the next is nan at zero."""
+
+
 def _pow(base: Any, exponent: Any, **more: Any) -> Tensor:
     """With a tensor of no dimensions in the place of a number, which its derivatives compute with."""
     tensor, number = (base, exponent) if isinstance(base, Tensor) else (exponent, base)
     if not isinstance(number, SymFloat) or not _has_history(tensor):
         return torch.pow(base, exponent, **more)  # type: ignore[no-any-return]
+    if any(number == n for n in _OF_A_VANISHING_DERIVATIVE):
+        as_it_is = fixed(number)
+        return torch.pow(tensor, as_it_is) if tensor is base else torch.pow(as_it_is, tensor)
     as_tensor = _made_of(number, torch.float64, tensor.device)
     wide = tensor if tensor.dim() else tensor.unsqueeze(0)  # else its dtype would be that of both
     found = torch.pow(wide, as_tensor) if tensor is base else torch.pow(as_tensor, wide)

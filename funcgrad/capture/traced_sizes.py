@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import SymFloat, SymInt
+from torch import SymFloat, SymInt, Tensor
 
 from ..torch_private.symbols import is_size
 from .floats import Float, Int, fixed, own
@@ -79,6 +79,16 @@ def seen(value: Any) -> Any:
     if type(value) in (torch.Size, tuple) and any(type(n) is SymInt for n in value):
         return type(value)([seen(n) for n in value])
     return value
+
+
+def whole_part(tensor: Tensor) -> Any:
+    """``int(tensor)``: of a number that is a symbol, all that have this whole part, and not it alone."""
+    number = seen(tensor.item())
+    if isinstance(number, complex):
+        if number.imag:
+            raise RuntimeError("value cannot be converted to type int64_t without overflow")
+        number = number.real
+    return int(number)
 
 
 def floor_quotient(of: Any, by: Any) -> Any:
