@@ -706,3 +706,26 @@ def test_a_function_that_takes_tensors_out_of_a_container_has_higher_derivatives
     (found, held), (expected, held_then) = seen(lambda f: fg.jit(f, backend="aten")), seen(lambda f: f)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(held, held_then)
+
+
+@pytest.mark.parametrize("transform", _HIGHER)
+def test_a_slot_that_a_function_deletes_and_that_is_another_number_in_the_next_call(transform):
+    class Slots:
+        __slots__ = ("n",)
+
+    def seen(make):
+        own, found = Slots(), []
+
+        def f(x):
+            by = own.n
+            del own.n
+            return (x * by).sin().sum()
+
+        higher = _HIGHER[transform](make(f))
+        for n in (2, 1.5, 3, 3, 2.5):
+            own.n = n
+            found.append(higher(X))
+            assert not hasattr(own, "n")
+        return found
+
+    torch.testing.assert_close(seen(lambda f: fg.jit(f, backend="aten")), seen(lambda f: f))

@@ -119,11 +119,12 @@ class Place:
         return self.kind in ("slot", "cell")
 
     def write(self, value: Any) -> None:
-        """Put a value there; ``MISSING`` takes away what is there."""
+        """Put a value there; ``MISSING`` takes away what is there, if anything is."""
         if (held := self._tuple) is not None:
             self.owner.write((*held[: self.key], value, *held[self.key + 1 :]))
         elif value is MISSING:
-            _DELETE[self.kind](self._held(), self.key)
+            if self.read() is not MISSING:
+                _DELETE[self.kind](self._held(), self.key)
         else:
             _WRITE[self.kind](self._held(), self.key, value)
 

@@ -37,8 +37,9 @@ CEILINGS: dict[str, float] = {
     "refused: ImpureFunctionError: the function reads … an": 0.016,
     # a call that fills a functools.lru_cache, and writes to what that keeps
     "refused: ImpureFunctionError: the function writes to Python": 0.006,
-    "warns: UnwatchedStateWarning: the function calls … what": 0.015,  # globals()
-    "warns: UnwatchedStateWarning: the function reads … a": 0.012,  # a weak reference
+    "warns: UnwatchedStateWarning: the function calls … what": 0.02,  # globals()
+    "warns: UnwatchedStateWarning: the function asks for …": 0.012,  # cache_info() of a functools.lru_cache
+    "warns: UnwatchedStateWarning: the function reads … a": 0.0065,  # a weak reference
     "warns: RecompileWarning": 0.14,  # of several values at once, too, which were silent
     "warned: result": 0.001,
     "warned: state after an exception": 0.001,
