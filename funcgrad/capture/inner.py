@@ -25,8 +25,7 @@ from ..checkpoint_policies import Policy
 from ..errors import FuncgradError
 from ..options import BackwardAutocast, Randomness
 from ..slots import Arg, Captured, Final, NewGradient, NewMemory, Rewritten, Signature, Slot, State, Stored
-from ..state.effects import FILLED, Effect, Grow, Refill, Store, in_containers, same_effects, taken_back
-from ..state.names import item_name
+from ..state.effects import Effect, Grow, Refill, Store, in_containers, refilled_places, same_effects, taken_back
 from ..state.places import MISSING, Place
 from ..state.watch import Watch
 from ..state.written import Written
@@ -307,12 +306,8 @@ class Inner:
         places = [effect.place for effect in self.facts.state.effects if isinstance(effect, Store)]
         held = {missing[p.name]: p.read() for p in places if p.name in missing and p.location not in read}
         tensors = {slot: trace.named(trace.operand(v)) for slot, v in held.items() if isinstance(v, Tensor)}
-        for effect in self.facts.state.effects:
-            if isinstance(effect, Refill) and isinstance(effect.container, FILLED):
-                own = effect.container
-                items = own.items() if isinstance(own, dict) else enumerate(own)
-                named = {item_name(effect.name, key): value for key, value in items}
-                held |= {slot: named[name] for name, slot in missing.items() if name in named}
+        items = refilled_places(self.facts.state.effects)
+        held |= {missing[p.name]: p.read() for p in items if p.name in missing}
         return tensors | {slot: v for slot, v in held.items() if type(v) in (int, float)}
 
     def _require_constant(self, leaves: Sequence[Any], written: Written, again: bool) -> None:

@@ -20,6 +20,7 @@ from attrs import evolve, frozen
 from ..slots import Stored
 from .buffers import holds_now, is_buffer, put_into
 from .builtin_methods import call, call_text, overridden
+from .names import item_name
 from .new_values import Names, New
 from .output import Log, Print
 from .places import MISSING, Constant, Place
@@ -194,6 +195,13 @@ def put_in_order(container: dict[Any, Any], before: Mapping[Any, Any]) -> None:
 
 FILLED = dict, list, collections.deque
 """Containers that ``store_into`` stores into."""
+
+
+def refilled_places(effects: Iterable[Effect], kinds: tuple[type, ...] = FILLED) -> list[Place]:
+    """Where the items live of containers of these kinds that are given other contents."""
+    found = [e for e in effects if isinstance(e, Refill) and isinstance(e.container, kinds)]
+    keyed = ((e, keys_of(e.container) if isinstance(e.container, dict) else range(len(e.container))) for e in found)
+    return [Place("item", e.container, key, item_name(e.name, key)) for e, keys in keyed for key in keys]
 
 
 def store_into(container: Any, copy: Any, before: Any) -> None:

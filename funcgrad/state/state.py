@@ -21,7 +21,7 @@ from ..slots import Stored
 from ..torch_private.fakes import without_modes
 from ..torch_private.modes import without_function_modes
 from .buffers import held_by, holds_now
-from .effects import Count, Effect, Grow, Refill, Store, refill
+from .effects import Count, Effect, Grow, Refill, Store, refill, refilled_places
 from .given import IntoArguments
 from .guards import Guard
 from .identities import keyed_by_tensors
@@ -262,8 +262,7 @@ def as_it_was(state: State, rebound: Iterable[tuple[Any, Any]] = (), captured: I
     """
     back: list[Any] = []
     stored = [effect.place for effect in state.effects if isinstance(effect, Store)]
-    refilled = [effect for effect in state.effects if isinstance(effect, Refill) and isinstance(effect.container, list)]
-    stored += [Place("item", e.container, i, item_name(e.name, i)) for e in refilled for i in range(len(e.container))]
+    stored += refilled_places(state.effects, (list,))
     stored += [place for place in captured if id(place.owner) in state.brought.parts]
     try:
         # all of them first: they may have changed places
